@@ -1,0 +1,83 @@
+"""Which record path runs: the compiled modules, or the same sources as plain Python.
+
+A module with a `.pxd` beside it is meant to be compiled. Either all of them are, or none is used:
+their C structures are built to fit each other, so a half-built set could not work together.
+
+ASYNCPRODUCER_IMPL
+    auto      (the default) compiled if it was built
+    compiled  compiled, or the import fails: for benchmarks and tests that mean it
+    python    the sources, even where compiled modules lie beside them
+
+Imported first by the package, before any module that may be compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
+from pathlib import Path
+from types import ModuleType
+
+__all__ = ["IMPLEMENTATION"]
+
+
+class SourceFinder(MetaPathFinder):
+    """Finds the `.py` of a module of ours where Python would take the extension beside it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The source of `fullname`, or None: then the other finders are asked."""
+        if path is None or not fullname.startswith("asyncproducer."):
+            return None
+        for entry in path:
+            spec = FileFinder(entry, (SourceFileLoader, SOURCE_SUFFIXES)).find_spec(fullname)
+            if spec is not None and spec.loader is not None:
+                return spec
+        return None
+
+
+def is_compiled(source: Path) -> bool:
+    """Whether an extension that this interpreter would import lies beside `source`."""
+    return any(source.with_suffix(suffix).exists() for suffix in EXTENSION_SUFFIXES)
+
+
+def choose(asked: str, built: Sequence[bool]) -> str:
+    """ "compiled" or "python", from ASYNCPRODUCER_IMPL and which of the modules are compiled.
+
+    Raises ImportError when "compiled" was asked and is not there, ValueError for other words.
+    """
+    if asked not in {"auto", "compiled", "python"}:
+        raise ValueError(f"ASYNCPRODUCER_IMPL={asked}: it must be auto, compiled or python")
+    complete = bool(built) and all(built)
+    if asked == "compiled" and not complete:
+        raise ImportError(
+            f"ASYNCPRODUCER_IMPL=compiled, but {built.count(False)} of {len(built)} modules are not"
+            f" compiled in {Path(__file__).parent}: install a wheel, or build with"
+            " ASYNCPRODUCER_BUILD=compiled"
+        )
+    if any(built) and not complete:
+        warnings.warn(
+            "asyncproducer is half compiled and runs as plain Python: reinstall it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return "compiled" if complete and asked != "python" else "python"
+
+
+_built = [is_compiled(pxd) for pxd in Path(__file__).parent.rglob("*.pxd")]
+
+#: "compiled" or "python".
+IMPLEMENTATION = choose(os.environ.get("ASYNCPRODUCER_IMPL") or "auto", _built)
+if IMPLEMENTATION == "python" and any(_built):
+    sys.meta_path.insert(0, SourceFinder())

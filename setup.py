@@ -1,0 +1,103 @@
+"""Builds the record path with Cython: every module that has a `.pxd` beside its `.py`.
+
+ASYNCPRODUCER_BUILD
+    auto      compiled if that works; if not, one message, and the same sources run as Python
+    compiled  compiled, or the build fails (our tests and our wheels)
+    pure      not compiled
+
+An editable install is not compiled unless that is asked for with `compiled`: Python would go on
+to import the compiled module after its source was edited.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+MODE = os.environ.get("ASYNCPRODUCER_BUILD") or "auto"
+if MODE not in {"auto", "compiled", "pure"}:
+    raise SystemExit(f"ASYNCPRODUCER_BUILD={MODE}: it must be auto, compiled or pure")
+
+DIRECTIVES = {
+    "language_level": "3",
+    # Types come from the .pxd files alone. Otherwise an annotation such as `data: bytes` would
+    # make the compiled function refuse what the Python one takes.
+    "annotation_typing": False,
+}
+
+
+def modules_to_compile() -> list[Path]:
+    return sorted(p.with_suffix(".py") for p in Path("asyncproducer").rglob("*.pxd"))
+
+
+def extensions() -> list[Extension]:
+    """The C sources are written into build/, so that the tree stays as it is."""
+    from Cython.Build import cythonize
+
+    found: list[Extension] = cythonize(
+        [
+            Extension(
+                ".".join(source.with_suffix("").parts),
+                [str(source)],
+                # Many Pythons pass -g on to us, which makes a wheel ten times as large.
+                extra_compile_args=[] if sys.platform == "win32" else ["-g0"],
+            )
+            for source in modules_to_compile()
+        ],
+        compiler_directives=DIRECTIVES,
+        build_dir="build",
+    )
+    return found
+
+
+def not_compiled(reason: Exception) -> None:
+    """The one message. Not a failure: the wheel then holds only Python."""
+    print(
+        "asyncproducer: the compiled record path could not be built, the same code runs as plain"
+        f" Python, slower ({type(reason).__name__}: {reason})."
+        " ASYNCPRODUCER_BUILD=compiled makes this an error.",
+        file=sys.stderr,
+    )
+
+
+class BuildAllOrNone(build_ext):
+    """One extension that fails takes the others with it: half of them would not fit together."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except Exception as error:
+            if MODE == "compiled":
+                raise
+            not_compiled(error)
+            for extension in self.extensions:
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
+            self.extensions = []
+
+
+def wanted() -> list[Extension]:
+    """What this command compiles; those that only tell names and files compile nothing."""
+    if MODE == "pure" or {"dist_info", "egg_info", "sdist"} & set(sys.argv):
+        return []
+    if MODE == "auto" and "editable_wheel" in sys.argv:
+        return []
+    try:
+        return extensions()
+    except Exception as error:
+        if MODE == "compiled":
+            raise
+        not_compiled(error)
+        return []
+
+
+# setuptools packs whatever lies in build/lib, also modules that have since been removed.
+packed = Path("build").glob("lib*/asyncproducer/**/*.p[yx]*")
+if any(not Path(*p.parts[2:]).exists() for p in packed):
+    shutil.rmtree("build")
+
+setup(ext_modules=wanted(), cmdclass={"build_ext": BuildAllOrNone})

@@ -1,0 +1,92 @@
+"""The build itself, with the real setup.py and pyproject.toml around one small module."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("Cython")
+pytest.importorskip("setuptools")
+
+PROJECT = Path(__file__).parents[1]
+NEEDS_COMPILER = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler here"
+)
+TELL = (
+    "import asyncproducer._implementation as i; from asyncproducer import small;"
+    "print(i.IMPLEMENTATION, small.twice(21), small.__file__.rpartition('.')[2])"
+)
+
+
+class Build:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        package = directory / "asyncproducer"
+        package.mkdir()
+        for name in ("setup.py", "pyproject.toml"):
+            shutil.copy(PROJECT / name, directory)
+        for name in ("README.md", "LICENSE", "asyncproducer/__init__.py"):
+            (directory / name).touch()
+        shutil.copy(PROJECT / "asyncproducer/_implementation.py", package)
+        (package / "small.py").write_text("def twice(x):\n    return 2 * x\n")
+        (package / "small.pxd").write_text("cpdef long twice(long x)\n")
+
+    def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self._python("setup.py", "--quiet", "build", "--build-lib", "built", **environment)
+
+    def tell(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self._python("-c", TELL, PYTHONPATH=str(self.directory / "built"), **environment)
+
+    def _python(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("ASYNCPRODUCER", "COV"))}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.directory,
+            env={**kept, "PYTHONSAFEPATH": "1", **environment},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    return Build(tmp_path)
+
+
+@NEEDS_COMPILER
+def test_a_module_with_a_pxd_is_compiled_and_can_still_run_as_python(build: Build) -> None:
+    assert build.run(ASYNCPRODUCER_BUILD="compiled").returncode == 0
+    compiled, python = "compiled 42 so\n", "python 42 py\n"
+    assert build.tell().stdout == compiled
+    assert build.tell(ASYNCPRODUCER_IMPL="compiled").stdout == compiled
+    assert build.tell(ASYNCPRODUCER_IMPL="python").stdout == python
+
+
+def test_pure_compiles_nothing(build: Build) -> None:
+    assert build.run(ASYNCPRODUCER_BUILD="pure").returncode == 0
+    assert build.tell().stdout == "python 42 py\n"
+    assert "1 of 1 modules are not compiled" in build.tell(ASYNCPRODUCER_IMPL="compiled").stderr
+
+
+@pytest.mark.parametrize("mode", ["", "auto"])
+def test_a_missing_compiler_costs_one_message_and_speed(build: Build, mode: str) -> None:
+    told = build.run(ASYNCPRODUCER_BUILD=mode, CC="no-such-compiler")
+    assert told.returncode == 0
+    assert told.stderr.count("the same code runs as plain Python") == 1
+    assert build.tell().stdout == "python 42 py\n"
+
+
+def test_compiled_fails_without_a_compiler(build: Build) -> None:
+    assert build.run(ASYNCPRODUCER_BUILD="compiled", CC="no-such-compiler").returncode != 0
+
+
+def test_another_word_is_refused(build: Build) -> None:
+    told = build.run(ASYNCPRODUCER_BUILD="native")
+    assert told.returncode != 0
+    assert "it must be auto, compiled or pure" in told.stderr
