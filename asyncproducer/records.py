@@ -1,0 +1,182 @@
+"""The values that users hold: where a record went, and what goes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, TypeAlias, cast, overload
+
+__all__ = [
+    "BatchResult",
+    "CloseReport",
+    "Header",
+    "Headers",
+    "Health",
+    "PartitionInfo",
+    "Record",
+    "RecordMetadata",
+    "TopicPartition",
+]
+
+#: One header as the wire has it: a name, and bytes or null.
+Header: TypeAlias = tuple[str, bytes | None]
+
+#: What `headers=` accepts: a mapping, or pairs where a name may come twice.
+Headers: TypeAlias = (
+    Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] | None
+)
+
+
+class TopicPartition(NamedTuple):
+    """A topic's name and a partition's number."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class RecordMetadata(NamedTuple):
+    """Where an acknowledged record is.
+
+    `offset` is -1 where the broker does not tell it (`acks=0`, and a retry that the
+    broker recognised as already stored). `timestamp`, in ms, is the log's append
+    time where the topic keeps that, else the record's own. Sizes are those of the
+    serialized key and value in bytes, -1 for null.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    serialized_key_size: int
+    serialized_value_size: int
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether the broker told the offset."""
+        return self.offset >= 0
+
+    @property
+    def has_timestamp(self) -> bool:
+        """Whether a timestamp is known."""
+        return self.timestamp >= 0
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The topic and partition as one value."""
+        return TopicPartition(self.topic, self.partition)
+
+
+class Record(NamedTuple):
+    """A record as `send_many` and interceptors see it: before serialization.
+
+    `timestamp` is ms since 1970 or an aware datetime; None means now.
+    `partition` None lets the partitioner choose.
+    """
+
+    topic: str
+    value: Any = None
+    key: Any = None
+    headers: Headers = None
+    partition: int | None = None
+    timestamp: int | datetime | None = None
+
+
+class PartitionInfo(NamedTuple):
+    """A partition as last heard. `leader` is a broker id, -1 while there is none."""
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
+
+
+class CloseReport(NamedTuple):
+    """What became of the records of a producer, as `close()` tells it.
+
+    `aborted` are those that had no end when the time was up, and were failed then; they
+    are counted in `failed` too. Every record that was buffered is in `acknowledged` or
+    in `failed`. `elapsed` is how long the close took, in seconds.
+    """
+
+    acknowledged: int
+    failed: int
+    aborted: int
+    elapsed: float
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing had to be given up for lack of time."""
+        return self.aborted == 0
+
+
+class Health(NamedTuple):
+    """A producer at one moment, for readiness probes and logs.
+
+    `ready`: it is running, knows the cluster, and nothing is wrong for good. `problem`
+    says what is wrong, or is None. Ages are seconds, sizes bytes.
+    """
+
+    ready: bool
+    state: str
+    problem: str | None
+    brokers_known: int
+    brokers_connected: int
+    buffered_bytes: int
+    waiting_senders: int
+    incomplete_batches: int
+    oldest_batch_age: float
+
+
+class BatchResult(Sequence["RecordMetadata | Exception"]):
+    """The outcome of a `send_many`: one entry per record, in the order they came.
+
+    An entry is the record's RecordMetadata or the exception that ended it.
+    """
+
+    def __init__(self, outcomes: Sequence[Any]) -> None:
+        # Deliveries that are done, or exceptions of records that were never buffered.
+        self._outcomes = outcomes
+        self._failed: list[tuple[int, Exception]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordMetadata | Exception: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RecordMetadata | Exception]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self._outcome(outcome) for outcome in self._outcomes[index]]
+        return self._outcome(self._outcomes[index])
+
+    @staticmethod
+    def _outcome(outcome: Any) -> RecordMetadata | Exception:
+        if isinstance(outcome, Exception):
+            return outcome
+        error: Exception | None = outcome.exception()
+        return cast(RecordMetadata, outcome.result()) if error is None else error
+
+    @property
+    def failed(self) -> list[tuple[int, Exception]]:
+        """(index, exception) of the records that were not acknowledged."""
+        if self._failed is None:
+            self._failed = []
+            for index, outcome in enumerate(self._outcomes):
+                error = outcome if isinstance(outcome, Exception) else outcome.exception()
+                if error is not None:
+                    self._failed.append((index, error))
+        return self._failed
+
+    @property
+    def acknowledged(self) -> int:
+        """How many records are in the log."""
+        return len(self._outcomes) - len(self.failed)
+
+    def __repr__(self) -> str:
+        return f"<BatchResult {self.acknowledged} acknowledged, {len(self.failed)} failed>"
