@@ -1,0 +1,1 @@
+"""Rules: called with `now`, they return decisions. No socket, clock, event loop or randomness."""
