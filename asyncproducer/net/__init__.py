@@ -1,0 +1,1 @@
+"""Waiting: connections, memory, timers. No Kafka rules and no byte layouts."""

@@ -1,0 +1,482 @@
+"""The producer's memory: who waits for it is served in order, and nothing gets lost.
+
+The pool counts bytes (`buffer_memory`). The buffers themselves belong to the batches,
+so unlike Java's BufferPool there is no free list of buffers.
+
+Why no asyncio.Condition
+
+A fair pool is usually told as a lock and a condition: take the lock, wait until there
+is room, be notified by whoever releases. In asyncio this has three faults.
+
+- A notify can get lost. Up to CPython 3.12 `Condition.notify()` may pick a waiter that
+  is cancelled in the same turn of the loop. The waiter goes, nobody else is woken, and
+  memory lies free while tasks sleep.
+- A waiter that was cancelled has to take the lock again before it may leave. anyio
+  cancels again in every turn of the loop until the task is gone, so while somebody
+  else holds the lock the task spins.
+- `notify()` needs the lock, so giving memory back would have to be `async`. It happens
+  where batches are completed, in a plain callback.
+
+And waking is not giving: between the notify and the turn in which the waiter runs, a
+newcomer may take the memory. (Java's BufferPool.allocate allows that. We do not.)
+
+What we keep is the meaning of the fair condition: waiters queue, and the releaser
+hands over.
+
+- Whoever finds room and an empty line takes it at once (`try_reserve`).
+- Everybody else joins the line with a Ticket (`enter`). As long as anybody is in it,
+  newcomers are refused, also those whose small ask would fit.
+- `release` gives the memory to the ticket at the head, within the same call. If that is
+  not enough for the head, it holds what there is and waits for the rest: nobody can
+  overtake, so a large ask is not starved by small ones.
+- When the head has all it asked for, its `granted()` is called, still within the
+  release. The memory is the owner's from then on: no time passes between handing over
+  and using it, so there is no window for a newcomer or a cancellation to fall into.
+- Who leaves (cancelled, timed out, closed) gives back what it held, and the turn passes
+  on within the same call.
+
+    available + held + reserved == total
+
+holds at every moment in which code outside of this module can run, `held` being what
+the head has so far.
+
+Callbacks. `claim`, `granted` and `refused` run inside release(), enter(), leave(),
+serve() and close(), and may call all of these again. Inner calls only change the
+numbers; the outermost one goes round once more until the head cannot be served. So the
+stack stays flat, and the order stays that of the line.
+
+Deadlines are in one heap with one timer for the pool, since thousands may wait with
+deadlines that differ by microseconds and hardly ever come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections import OrderedDict
+from itertools import count
+from typing import NamedTuple
+
+from asyncproducer.errors import BufferTimeout, IllegalStateError, ProducerClosed, RecordTooLarge
+
+__all__ = ["BufferPool", "BufferPoolStatistics", "Ticket"]
+
+#: A heap with so few entries is not worth tidying up.
+_SMALL_HEAP = 64
+
+
+class Ticket:
+    """A place in the line for memory. Subclasses say what happens when its turn comes.
+
+    A ticket may enter again once it has been served, refused, or has left.
+    The callbacks must not block; what they raise goes to the loop's exception handler.
+    """
+
+    __slots__ = ("_asked", "_deadline", "_entered", "_held")
+
+    # Set and used by the pool. `_asked` and `_held` are bytes.
+    _asked: int
+    _held: int
+    _deadline: float
+    _entered: float
+
+    def claim(self) -> bool:
+        """Asked at the head of the line, before memory is given. True: none is needed.
+
+        The owner has then got what it wanted without it (its record fits into a batch
+        that was opened meanwhile), and the ticket is done: `granted` is not called.
+        It is asked again whenever the line is served, so it should be cheap.
+        """
+        return False
+
+    def granted(self) -> None:
+        """All memory that the ticket asked for belongs to its owner now.
+
+        If it raises, the pool takes the memory back, and calls `refused` with what it
+        raised: raise before you keep the memory.
+        """
+        raise NotImplementedError
+
+    def refused(self, error: BaseException) -> None:
+        """The ticket is out of the line, with nothing.
+
+        BufferTimeout, ProducerClosed, or what its `granted` raised.
+        """
+        raise NotImplementedError
+
+
+class BufferPoolStatistics(NamedTuple):
+    """A BufferPool's numbers at one moment. Sizes are in bytes."""
+
+    total: int
+    available: int
+    held: int
+    reserved: int
+    waiting: int
+    exhausted: int
+    waited_seconds: float
+
+
+class BufferPool:
+    """`total_bytes` of memory, handed out in the order of asking.
+
+    available: free bytes. held: what the head of the line has so far.
+    exhausted: how many asks ended with BufferTimeout (Java: buffer-exhausted-total).
+    waited_seconds: the sum of all ended waits, however they ended (Java:
+    bufferpool-wait-time-ns-total). closed: whether close() was called.
+    """
+
+    __slots__ = (
+        "_deadlines",
+        "_line",
+        "_loop",
+        "_order",
+        "_serving",
+        "_timer",
+        "_timer_at",
+        "available",
+        "closed",
+        "exhausted",
+        "held",
+        "total",
+        "waited_seconds",
+    )
+
+    def __init__(self, total_bytes: int, *, loop: asyncio.AbstractEventLoop) -> None:
+        if total_bytes < 0:
+            raise ValueError(f"a buffer pool cannot have {total_bytes} bytes")
+        self.total = total_bytes
+        self.available = total_bytes
+        self.held = 0
+        self.exhausted = 0
+        self.waited_seconds = 0.0
+        self.closed = False
+        self._loop = loop
+        # A linked list in which any ticket can be found: leaving from the middle is as
+        # cheap as from the head. (A plain dict slows down when always cut at its head.)
+        self._line: OrderedDict[Ticket, None] = OrderedDict()
+        self._serving = False
+        # Tickets that are out of the line stay in the heap until they come up, or until
+        # there are too many of them.
+        self._deadlines: list[tuple[float, int, Ticket]] = []
+        self._order = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    @property
+    def waiting(self) -> int:
+        """How many tickets are in the line (Java: waiting-threads)."""
+        return len(self._line)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that were handed out and not given back."""
+        return self.total - self.available - self.held
+
+    def statistics(self) -> BufferPoolStatistics:
+        """All numbers at this moment."""
+        return BufferPoolStatistics(
+            self.total,
+            self.available,
+            self.held,
+            self.reserved,
+            len(self._line),
+            self.exhausted,
+            self.waited_seconds,
+        )
+
+    def try_reserve(self, size: int) -> bool:
+        """Takes `size` bytes if they are free and nobody waits for memory. Never waits.
+
+        Raises RecordTooLarge (more than the pool will ever have), ProducerClosed.
+        """
+        if self._line or size > self.available or self.closed or size < 0:
+            self._check(size)
+            return False
+        self.available -= size
+        return True
+
+    def release(self, size: int) -> None:
+        """Gives `size` reserved bytes back, and serves the line with them.
+
+        Works after close() too. Raises IllegalStateError for more than is reserved.
+        """
+        if not 0 <= size <= self.total - self.available - self.held:
+            raise IllegalStateError(
+                f"cannot release {size} bytes of {self.reserved} reserved: each reservation"
+                " is given back once"
+            )
+        self.available += size
+        if self._line:
+            self.serve()
+
+    def enter(self, size: int, deadline: float, ticket: Ticket) -> None:
+        """Joins the line; `deadline` is in the loop's time, infinity for none.
+
+        The ticket may be served before this returns; if not, and the deadline is not
+        in the future, it is refused before this returns.
+
+        Raises RecordTooLarge, ProducerClosed, IllegalStateError (it is in the line).
+        """
+        self._check(size)
+        if ticket in self._line:
+            raise IllegalStateError("the ticket is already in the line")
+        ticket._asked = size
+        ticket._held = 0
+        ticket._deadline = deadline
+        ticket._entered = now = self._loop.time()
+        self._line[ticket] = None
+        self.serve()
+        if ticket not in self._line:
+            return
+        if deadline <= now:
+            # Within the callbacks of another ticket it has not had its turn yet, but
+            # that is a matter of this instant, and so is a deadline of now.
+            self._time_out(ticket, now)
+            self.serve()
+        elif deadline < math.inf:
+            self._watch(ticket)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Out of the line, with nothing; does nothing if the ticket is not in it.
+
+        None of the ticket's callbacks is called.
+        """
+        if ticket in self._line:
+            self._remove(ticket, self._loop.time())
+            self.serve()
+
+    def serve(self) -> None:
+        """Serves the line as far as it goes. The other methods do this by themselves.
+
+        To be called when the answer of a `claim()` may have changed without them.
+        """
+        if self._serving:
+            return  # the outer call goes on until the head cannot be served
+        self._serving = True
+        try:
+            while self._line and self._serve_head():
+                pass
+        finally:
+            self._serving = False
+
+    async def reserve(self, size: int, deadline: float) -> None:
+        """Takes `size` bytes; waits for them in the line until `deadline`, in the loop's time.
+
+        Cancelled: nothing was taken, also when memory and the cancellation come in the
+        same turn of the loop.
+
+        Raises BufferTimeout, RecordTooLarge, ProducerClosed.
+        """
+        if self.try_reserve(size):
+            return
+        waiter = _Waiter(self._loop.create_future())
+        self.enter(size, deadline, waiter)
+        try:
+            error = await waiter.answer
+        except BaseException:  # cancelled, or the coroutine was closed
+            # Three cases: still in the line; the answer came in the turn in which the
+            # task was cancelled, and it was memory; or an error, which nobody waits for.
+            # Nothing is awaited here, so that anyio has nothing to cancel again.
+            self.leave(waiter)
+            if waiter.has_memory:
+                self.release(size)
+            raise
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Refuses everybody who waits, and all who come later, with ProducerClosed.
+
+        What is reserved can still be released. Closing again does nothing.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        now = self._loop.time()
+        tickets = list(self._line)
+        # All are out before the first is told: no callback finds a line to be served.
+        for ticket in tickets:
+            self._remove(ticket, now)
+        self._deadlines.clear()
+        self._disarm()
+        for ticket in tickets:
+            self._refuse(
+                ticket,
+                ProducerClosed(
+                    f"the producer was closed while a record waited for {ticket._asked} bytes"
+                    " of buffer_memory"
+                ),
+            )
+
+    def __repr__(self) -> str:
+        numbers = " ".join(f"{name}={value}" for name, value in self.statistics()._asdict().items())
+        return f"<{type(self).__name__} {numbers}{' closed' if self.closed else ''}>"
+
+    # --- the line -------------------------------------------------------------------------
+
+    def _check(self, size: int) -> None:
+        if self.closed:
+            raise ProducerClosed("the producer is closed")
+        if size > self.total:
+            raise RecordTooLarge(
+                f"{size} bytes will never fit into the buffer of {self.total} bytes:"
+                " raise buffer_memory"
+            )
+        if size < 0:
+            raise ValueError(f"cannot reserve {size} bytes")
+
+    def _serve_head(self) -> bool:
+        """One turn for the ticket at the head. True: look at the line again."""
+        ticket = next(iter(self._line))
+        claimed = self._claim(ticket)
+        if ticket not in self._line:
+            return True  # it left, or the pool was closed, inside of claim()
+        if claimed:
+            self._remove(ticket, self._loop.time())
+            return True
+        # What is available is read after claim(), which may have released some.
+        given = min(ticket._asked - ticket._held, self.available)
+        self.available -= given
+        self.held += given
+        ticket._held += given
+        if ticket._held < ticket._asked:
+            return False
+        self.waited_seconds += self._loop.time() - ticket._entered
+        del self._line[ticket]
+        self.held -= ticket._held
+        self._grant(ticket)
+        return True
+
+    def _remove(self, ticket: Ticket, now: float) -> None:
+        """Takes a ticket that was not granted out of the line. Its memory is free again."""
+        del self._line[ticket]
+        self.available += ticket._held
+        self.held -= ticket._held
+        ticket._held = 0
+        self.waited_seconds += now - ticket._entered
+
+    # --- callbacks ------------------------------------------------------------------------
+
+    def _claim(self, ticket: Ticket) -> bool:
+        try:
+            return ticket.claim()
+        except (SystemExit, KeyboardInterrupt):
+            self._loop.call_soon(self.serve)
+            raise
+        except BaseException as error:  # as asyncio does for its callbacks
+            self._report(ticket, "claim", error)
+            return False  # then it gets memory, like everybody
+
+    def _grant(self, ticket: Ticket) -> None:
+        size = ticket._asked  # it may enter again, for another size, before it raises
+        try:
+            ticket.granted()
+        except BaseException as error:
+            self.available += size  # the loop in serve() goes on with it
+            if isinstance(error, (SystemExit, KeyboardInterrupt)):
+                self._loop.call_soon(self.serve)
+                raise
+            self._report(ticket, "granted", error)
+            if ticket not in self._line:
+                self._refuse(ticket, error)
+
+    def _refuse(self, ticket: Ticket, error: BaseException) -> None:
+        try:
+            ticket.refused(error)
+        except (SystemExit, KeyboardInterrupt):
+            self._loop.call_soon(self.serve)
+            raise
+        except BaseException as raised:
+            self._report(ticket, "refused", raised)
+
+    def _report(self, ticket: Ticket, name: str, error: BaseException) -> None:
+        self._loop.call_exception_handler(
+            {
+                "message": f"{type(ticket).__name__}.{name}() failed: the line for memory goes on",
+                "exception": error,
+                "ticket": ticket,
+            }
+        )
+
+    # --- deadlines ------------------------------------------------------------------------
+
+    def _watch(self, ticket: Ticket) -> None:
+        # Entries of tickets that are done: at most as many as wait, and a few.
+        if len(self._deadlines) > 2 * len(self._line) + _SMALL_HEAP:
+            self._deadlines = [entry for entry in self._deadlines if self._is_live(entry)]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (ticket._deadline, next(self._order), ticket))
+        if ticket._deadline < self._timer_at:
+            self._arm(ticket._deadline)
+
+    def _is_live(self, entry: tuple[float, int, Ticket]) -> bool:
+        """Whether a heap entry still counts: its ticket waits, and not for a second time."""
+        deadline, _, ticket = entry
+        return ticket in self._line and ticket._deadline == deadline
+
+    def _arm(self, deadline: float) -> None:
+        self._disarm()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._timer_at = math.inf
+
+    def _on_timer(self) -> None:
+        # asyncio may run a timer up to its clock's resolution early: then it is due.
+        now = max(self._loop.time(), self._timer_at)
+        self._disarm()
+        self._serving = True  # what they held is passed on when all of them are out
+        try:
+            while self._deadlines and self._deadlines[0][0] <= now:
+                entry = heapq.heappop(self._deadlines)
+                if self._is_live(entry):
+                    self._time_out(entry[2], now)
+        finally:
+            self._serving = False
+            while self._deadlines and not self._is_live(self._deadlines[0]):
+                heapq.heappop(self._deadlines)
+            if self._deadlines:
+                self._arm(self._deadlines[0][0])
+        self.serve()
+
+    def _time_out(self, ticket: Ticket, now: float) -> None:
+        self._remove(ticket, now)
+        self.exhausted += 1
+        self._refuse(
+            ticket,
+            BufferTimeout(
+                f"no {ticket._asked} bytes of buffer_memory within {now - ticket._entered:.3f} s:"
+                f" {self.available} of {self.total} bytes are free, {len(self._line)} others wait;"
+                " the brokers do not keep up (raise buffer_memory or max_block_ms, or send less)"
+            ),
+        )
+
+
+class _Waiter(Ticket):
+    """The ticket of a task that awaits reserve()."""
+
+    __slots__ = ("answer", "has_memory")
+
+    def __init__(self, answer: asyncio.Future[BaseException | None]) -> None:
+        # The error is a result, not an exception: a future whose exception is not
+        # retrieved, because its task was cancelled in the same turn, would be logged.
+        self.answer = answer
+        self.has_memory = False
+
+    def claim(self) -> bool:
+        # Cancelled, but its task has not run yet to leave the line.
+        return self.answer.done()
+
+    def granted(self) -> None:
+        self.answer.set_result(None)
+        self.has_memory = True  # after what may fail: on a closed loop the pool keeps it
+
+    def refused(self, error: BaseException) -> None:
+        if not self.answer.done():
+            self.answer.set_result(error)
