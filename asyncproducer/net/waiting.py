@@ -1,0 +1,65 @@
+"""Sleeping until something happens or a time is reached, without a task or a lost wake-up."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+
+__all__ = ["Alarm", "Changes"]
+
+
+class Changes:
+    """Any number of tasks wait for the next change; each then looks what it was.
+
+    A change while nobody waits is forgotten: look first, then wait, with no await in
+    between.
+    """
+
+    __slots__ = ("_loop", "_waiters")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def tell(self) -> None:
+        """Something has changed."""
+        for waiter in self._waiters:
+            _finish(waiter)
+
+    async def wait(self, until: float) -> None:
+        """Wait for a change, at most until this time of the loop."""
+        waiter = self._loop.create_future()
+        self._waiters.add(waiter)
+        timer = self._loop.call_at(until, _finish, waiter) if until < inf else None
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+
+
+class Alarm:
+    """One task sleeps. An alarm while it is awake makes its next sleep end at once."""
+
+    __slots__ = ("_changes", "_ringing")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._changes = Changes(loop)
+        self._ringing = False
+
+    def ring(self) -> None:
+        """Wake the sleeper."""
+        self._ringing = True
+        self._changes.tell()
+
+    async def sleep(self, until: float) -> None:
+        """Wait for `ring()`, at most until this time of the loop."""
+        if not self._ringing:
+            await self._changes.wait(until)
+        self._ringing = False
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
