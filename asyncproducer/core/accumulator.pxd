@@ -1,0 +1,105 @@
+# C types for accumulator.py, which reads the same without them.
+cimport cython
+
+from asyncproducer.core.batch cimport ProducerBatch
+from asyncproducer.core.delivery cimport Delivery
+from asyncproducer.core.partitioner cimport BuiltInPartitioner
+
+
+cdef class TopicState:
+    cdef public str name
+    cdef public object view
+    cdef public bint known
+    cdef public BuiltInPartitioner partitioner
+    cdef public list queues
+    cdef public Py_ssize_t queued_batches
+    cdef public double load_at
+
+
+cdef class PartitionQueue:
+    cdef public TopicState topic
+    cdef public Py_ssize_t partition
+    cdef public object batches
+    cdef public ProducerBatch open
+    cdef public list in_flight
+    cdef public Py_ssize_t leader
+    cdef public Py_ssize_t leader_epoch
+    cdef public Py_ssize_t next_order
+    cdef public object ready_at
+    cdef public double timer
+    cdef public object sequences
+
+
+cdef class Accumulator:
+    cdef object _memory
+    cdef Py_ssize_t _batch_size
+    cdef double _linger
+    cdef double _delivery_timeout
+    cdef object _retry_backoff
+    cdef object _random
+    cdef object _codec
+    cdef object _sequences
+    cdef bint _one_in_flight
+    cdef bint _adaptive
+    cdef double _availability_timeout
+    cdef Py_ssize_t _compress_inline_bytes
+    cdef object _create_future
+    cdef public object estimator
+    cdef public dict topics
+    cdef public dict ready
+    cdef public dict leaderless
+    cdef dict _lingering
+    cdef list _timers
+    cdef Py_ssize_t _timer_count
+    cdef public object incomplete
+    cdef public list to_compress
+    cdef public list fresh
+    cdef bint _adaptive_linger
+    cdef public Py_ssize_t flushing
+    cdef public bint closed
+    cdef bint _rushing
+    cdef Py_ssize_t _returned
+    cdef public Py_ssize_t needed
+    cdef public bint news
+    cdef dict _node_times
+
+    @cython.locals(
+        sticky=cython.bint,
+        queue=PartitionQueue,
+        batch=ProducerBatch,
+        before=Py_ssize_t,
+        delivery=Delivery,
+        size=Py_ssize_t,
+    )
+    cpdef Delivery append(
+        self,
+        TopicState topic,
+        Py_ssize_t partition,
+        long long timestamp,
+        object key,
+        object value,
+        bytes headers,
+        double now,
+        Py_ssize_t granted=*,
+    )
+
+    @cython.locals(batch=ProducerBatch)
+    cdef ProducerBatch _new_batch(self, PartitionQueue queue, Py_ssize_t size, double now)
+
+    cdef object _produced(
+        self,
+        TopicState topic,
+        PartitionQueue queue,
+        ProducerBatch batch,
+        Py_ssize_t size,
+        double now,
+    )
+
+    @cython.locals(batch=ProducerBatch)
+    cdef object _close_tail(self, PartitionQueue queue, double now)
+
+    @cython.locals(head=ProducerBatch, due=cython.double)
+    cdef double _due_at(self, PartitionQueue queue, double now) except? -2
+
+    @cython.locals(due=cython.double)
+    cdef object _touch(self, PartitionQueue queue, double now)

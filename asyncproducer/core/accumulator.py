@@ -1,0 +1,814 @@
+"""The partition queues: records come in at the back, batches leave at the front.
+
+Nothing here looks at all partitions. A queue that has something to do is in exactly
+one place: in the ready line of its leader's node (something can leave now), on the
+deadline heap (linger, or the backoff of a retry), among the leaderless, or nowhere,
+when it waits for an event that will touch it again: an answer, a compressed batch, a
+producer id, memory. `_touch` decides which, whenever something about a queue changed.
+
+Who may wait, may not be here: `append` returns None where memory is needed that the
+pool does not give at once, and `needed` says how much.
+
+Memory is given back through `_free` alone, and reaches the pool in `give_back`, which
+the shell calls when its step is over: handing memory on appends further records, and
+that must not happen in the middle of a change.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from asyncproducer.core.backoff import ExponentialBackoff
+from asyncproducer.core.batch import ProducerBatch, batch_upper_bound
+from asyncproducer.core.compression import Codec, RatioEstimator
+from asyncproducer.core.delivery import PENDING, Delivery, Failure
+from asyncproducer.core.metadata import TopicMetadata
+from asyncproducer.core.partitioner import BuiltInPartitioner
+from asyncproducer.core.sequences import PartitionSequences, Sequences
+from asyncproducer.errors import AbortedError, DeliveryTimeout
+
+__all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
+
+_NEVER = float("inf")
+
+#: How often the load of a topic's queues is looked at, in seconds per partition, and at
+#: least: counting is O(partitions), so large topics are counted less often.
+_LOAD_SECONDS_PER_PARTITION = 1e-5
+_LOAD_MIN_SECONDS = 0.01
+
+
+class Memory(Protocol):
+    """What the accumulator needs of the buffer pool."""
+
+    def try_reserve(self, size: int) -> bool:
+        """Take `size` bytes if they are free and nobody waits."""
+        ...
+
+    def release(self, size: int) -> None:
+        """Give `size` bytes back."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for memory."""
+        ...
+
+
+class Fence:
+    """Passed when all the batches it stands behind have their end (flush)."""
+
+    def __init__(self, on_passed: Callable[[], None]) -> None:
+        self.remaining = 0
+        self._on_passed = on_passed
+
+    def replace(self, parts: int) -> None:
+        """A batch was split into `parts`."""
+        self.remaining += parts - 1
+
+    def passed(self) -> None:
+        """One batch has its end."""
+        self.remaining -= 1
+        if self.remaining == 0:
+            self._on_passed()
+
+
+class PartitionQueue:
+    """The batches of one partition, and where the queue stands."""
+
+    def __init__(self, topic: TopicState, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        #: Head: next to leave. Only the tail may still take records (`open`).
+        self.batches: deque[ProducerBatch] = deque()
+        self.open: ProducerBatch | None = None
+        self.in_flight: list[ProducerBatch] = []
+        self.leader = -1
+        self.leader_epoch = -1
+        self.next_order = 0
+        #: The node in whose ready line the queue stands, or None.
+        self.ready_at: int | None = None
+        #: When the deadline heap will touch it; entries with another time are stale.
+        self.timer = _NEVER
+        self.sequences = PartitionSequences(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<PartitionQueue {self.topic.name}-{self.partition} queued={len(self.batches)} "
+            f"in_flight={len(self.in_flight)} leader={self.leader}>"
+        )
+
+
+class TopicState:
+    """A topic: its metadata, its queues, its sticky partition."""
+
+    def __init__(self, name: str, view: TopicMetadata, partitioner: BuiltInPartitioner) -> None:
+        self.name = name
+        self.view = view
+        #: Whether metadata has the topic now.
+        self.known = True
+        self.partitioner = partitioner
+        self.queues: list[PartitionQueue | None] = [None] * view.partition_count
+        self.queued_batches = 0
+        self.load_at = 0.0
+
+
+class Accumulator:
+    """All queues of a producer. Called with `now`, never waits."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        batch_size: int,
+        linger: float,
+        delivery_timeout: float,
+        retry_backoff: ExponentialBackoff,
+        random: Callable[[], int],
+        codec: Codec | None = None,
+        sequences: Sequences | None = None,
+        max_in_flight: int = 5,
+        adaptive: bool = True,
+        adaptive_linger: bool = False,
+        availability_timeout: float = 0.0,
+        compress_inline_bytes: int = 65536,
+        create_future: Callable[[], Any] | None = None,
+    ) -> None:
+        self._memory = memory
+        self._batch_size = max(1, batch_size)
+        self._linger = linger
+        self._delivery_timeout = delivery_timeout
+        self._retry_backoff = retry_backoff
+        self._random = random
+        self._codec = codec
+        self._sequences = sequences
+        #: With one request in flight, a partition never has two batches on the wire, so
+        #: that retries keep the order even without sequences (Java: guaranteeMessageOrder).
+        self._one_in_flight = max_in_flight == 1
+        self._adaptive = adaptive
+        self._adaptive_linger = adaptive_linger
+        self._availability_timeout = availability_timeout
+        self._compress_inline_bytes = compress_inline_bytes
+        self._create_future = create_future
+        self.estimator = RatioEstimator()
+        self.topics: dict[str, TopicState] = {}
+        #: Node → queues that can leave now, in the order in which they became ready.
+        self.ready: dict[int, deque[PartitionQueue]] = {}
+        #: Queues with something due whose partition has no leader.
+        self.leaderless: dict[PartitionQueue, None] = {}
+        #: Queues whose open batch waits for its linger time.
+        self._lingering: dict[PartitionQueue, None] = {}
+        self._timers: list[tuple[float, int, PartitionQueue]] = []
+        self._timer_count = 0
+        #: Batches without an end, oldest first.
+        self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
+        #: Closed batches to be compressed off the loop; the shell takes them.
+        self.to_compress: list[ProducerBatch] = []
+        #: Queues whose open batch is new: candidates for leaving before their linger time.
+        self.fresh: list[PartitionQueue] = []
+        self.flushing = 0
+        self.closed = False
+        self._rushing = False
+        self._returned = 0
+        #: How much memory the last `append` asked for in vain.
+        self.needed = 0
+        #: Set when a queue became ready; the shell clears it.
+        self.news = False
+        #: Node → (last time it had data and was ready, last time it was drained).
+        self._node_times: dict[int, tuple[float, float]] = {}
+
+    # -- topics ----------------------------------------------------------------------------
+
+    def update_topic(self, view: TopicMetadata, now: float) -> TopicState:
+        """Take over what metadata says of a topic: new partitions, other leaders."""
+        state = self.topics.get(view.name)
+        if state is None:
+            state = TopicState(
+                view.name, view, BuiltInPartitioner(view.name, self._batch_size, self._random)
+            )
+            self.topics[view.name] = state
+            return state
+        state.view = view
+        state.known = True
+        missing = view.partition_count - len(state.queues)
+        if missing > 0:
+            state.queues.extend([None] * missing)
+        for queue in state.queues:
+            if queue is not None:
+                self._update_leader(queue, now)
+        return state
+
+    def remove_topic(self, name: str, now: float) -> None:
+        """Metadata dropped the topic. What is queued stays until it expires or it returns."""
+        state = self.topics.get(name)
+        if state is None:
+            return
+        state.known = False
+        # The partitions stay, without leaders: what is queued waits for the topic to return.
+        state.view = TopicMetadata(
+            name=name,
+            topic_id=state.view.topic_id,
+            partitions=tuple(p._replace(leader=-1) for p in state.view.partitions),
+            internal=state.view.internal,
+        )
+        busy = False
+        for queue in state.queues:
+            if queue is not None:
+                busy = busy or bool(queue.batches or queue.in_flight)
+                self._update_leader(queue, now)
+        if not busy and all(q is None or q.sequences.next_sequence == 0 for q in state.queues):
+            # Sequences outlive a topic that is not heard of for a while; without any,
+            # nothing is lost with the state.
+            del self.topics[name]
+
+    def _update_leader(self, queue: PartitionQueue, now: float) -> None:
+        partitions = queue.topic.view.partitions
+        leader, epoch = -1, -1
+        if queue.partition < len(partitions):
+            leader = partitions[queue.partition].leader
+            epoch = partitions[queue.partition].leader_epoch
+        if epoch > queue.leader_epoch:
+            if queue.leader_epoch >= 0:
+                # A new leader: what waits out its backoff may go there at once (KIP-951).
+                for batch in queue.batches:
+                    if batch.attempts > 0:
+                        batch.retry_at = now
+            queue.leader_epoch = epoch
+        if leader != queue.leader:
+            queue.leader = leader
+            self._leave_line(queue)
+        self._touch(queue, now)
+
+    def _leave_line(self, queue: PartitionQueue) -> None:
+        if queue.ready_at is not None:
+            line = self.ready[queue.ready_at]
+            line.remove(queue)
+            if not line:
+                del self.ready[queue.ready_at]
+            queue.ready_at = None
+        self.leaderless.pop(queue, None)
+
+    # -- coming in -------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: TopicState,
+        partition: int,
+        timestamp: int,
+        key: Any,
+        value: Any,
+        headers: bytes,
+        now: float,
+        granted: int = 0,
+    ) -> Delivery | None:
+        """Add a record. `partition` -1 lets the sticky partitioner choose.
+
+        Returns None if a new batch is needed and the pool has no memory for it now:
+        `needed` tells how much. With `granted` bytes, reserved by the caller, it
+        succeeds, and what is not needed of them goes back to the pool.
+        """
+        sticky = partition < 0
+        while True:
+            if sticky:
+                partition = topic.partitioner.peek(topic.view)
+            queue = topic.queues[partition]
+            if queue is None:
+                queue = self._new_queue(topic, partition, now)
+            batch = queue.open
+            if batch is not None:
+                before = batch.estimated_size()
+                delivery = batch.try_append(timestamp, key, value, headers)
+                if delivery is not None:
+                    if sticky:
+                        self._produced(topic, queue, batch, batch.estimated_size() - before, now)
+                    if batch.is_full():
+                        self._close_tail(queue, now)
+                    if granted:
+                        self._returned += granted
+                    return delivery
+                self._close_tail(queue, now)
+            if not sticky:
+                break
+            # Every batch of this queue is full: a switch that was put off until then
+            # happens here (KIP-794).
+            if not topic.partitioner.update(partition, 0, topic.view, True):
+                break
+        size = batch_upper_bound(key, value, headers)
+        if size < self._batch_size:
+            size = self._batch_size
+        if not granted and not self._memory.try_reserve(size):
+            self.needed = size
+            if not self._rushing:
+                self._hurry(now)
+            return None
+        batch = self._new_batch(queue, size, now)
+        delivery = batch.try_append(timestamp, key, value, headers)
+        if delivery is None:
+            raise AssertionError("the first record always fits its batch")
+        if sticky:
+            self._produced(topic, queue, batch, batch.estimated_size(), now)
+        if batch.is_full():
+            self._close_tail(queue, now)
+        else:
+            self._touch(queue, now)
+        return delivery
+
+    def _new_queue(self, topic: TopicState, partition: int, now: float) -> PartitionQueue:
+        queue = PartitionQueue(topic, partition)
+        topic.queues[partition] = queue
+        self._update_leader(queue, now)
+        return queue
+
+    def _new_batch(self, queue: PartitionQueue, size: int, now: float) -> ProducerBatch:
+        codec = self._codec
+        topic = queue.topic
+        batch = ProducerBatch(
+            topic.name,
+            queue.partition,
+            write_limit=size,
+            created_at=now,
+            codec=codec,
+            ratio=1.0 if codec is None else self.estimator.estimate(topic.name, codec.codec_id),
+            memory=size,
+            create_future=self._create_future,
+        )
+        batch.order = (queue.next_order,)
+        queue.next_order += 1
+        queue.batches.append(batch)
+        queue.open = batch
+        topic.queued_batches += 1
+        self.incomplete[batch] = None
+        if self._adaptive_linger:
+            self.fresh.append(queue)
+        return batch
+
+    def _produced(
+        self, topic: TopicState, queue: PartitionQueue, batch: ProducerBatch, size: int, now: float
+    ) -> None:
+        if self._adaptive and batch.count == 1 and now >= topic.load_at:
+            self._update_load(topic, now)
+        topic.partitioner.update(queue.partition, size, topic.view, batch.is_full())
+
+    def _close_tail(self, queue: PartitionQueue, now: float) -> None:
+        batch = queue.open
+        if batch is not None:
+            batch.close()
+            queue.open = None
+        self._touch(queue, now)
+
+    def _update_load(self, topic: TopicState, now: float) -> None:
+        """Tell the partitioner how long the queues are (KIP-794, adaptive)."""
+        count = len(topic.view.partitions)
+        topic.load_at = now + max(_LOAD_MIN_SECONDS, count * _LOAD_SECONDS_PER_PARTITION)
+        if topic.queued_batches < 2 and self._availability_timeout <= 0:
+            # At most the batch that just began: nothing to balance.
+            topic.partitioner.update_load(None)
+            return
+        sizes: list[int] = []
+        ids: list[int] = []
+        started = 0
+        for info in topic.view.partitions:
+            queue = topic.queues[info.partition]
+            if queue is not None:
+                started += 1
+            if info.leader < 0:
+                continue
+            queued = 0 if queue is None else len(queue.batches)
+            if queued and self._availability_timeout > 0:
+                ready, drained = self._node_times.get(info.leader, (0.0, 0.0))
+                if ready - drained > self._availability_timeout:
+                    continue
+            sizes.append(queued)
+            ids.append(info.partition)
+        if started < count:
+            # As long as some partition was never used, all are tried (as Java does).
+            topic.partitioner.update_load(None)
+            return
+        length = len(sizes)
+        # The partitioner learns from the arrays' size that partitions were left out.
+        padding = count - length
+        topic.partitioner.update_load(sizes + [0] * padding, ids + [-1] * padding, length)
+
+    def node_seen(self, node: int, now: float, *, drained: bool) -> None:
+        """A node with ready data could, or could not, take it (availability timeout)."""
+        _, last_drain = self._node_times.get(node, (now, now))
+        self._node_times[node] = (now, now if drained else last_drain)
+
+    # -- becoming ready --------------------------------------------------------------------
+
+    def _due_at(self, queue: PartitionQueue, now: float) -> float:
+        """When the head of the queue may leave; -1 for now, infinity for "an event tells"."""
+        head = queue.batches[0]
+        if head.compressing or (self._one_in_flight and queue.in_flight):
+            return _NEVER
+        if head.attempts > 0:
+            return head.retry_at if head.retry_at > now else -1.0
+        if not head.is_open or head.is_full() or len(queue.batches) > 1:
+            return -1.0
+        if self.flushing or self.closed or self._memory.waiting:
+            return -1.0
+        due = head.created_at + self._linger
+        return due if due > now else -1.0
+
+    def _touch(self, queue: PartitionQueue, now: float) -> None:
+        """Put the queue where it belongs, after anything about it changed."""
+        if queue.ready_at is not None:
+            return
+        if not queue.batches:
+            self._lingering.pop(queue, None)
+            self.leaderless.pop(queue, None)
+            return
+        due = self._due_at(queue, now)
+        if due < 0:
+            self._lingering.pop(queue, None)
+            if queue.leader < 0:
+                self.leaderless[queue] = None
+            elif self._sequences is not None and not self._sequences.may_drain(
+                queue.sequences, queue.batches[0]
+            ):
+                self.leaderless.pop(queue, None)
+            else:
+                self.leaderless.pop(queue, None)
+                line = self.ready.get(queue.leader)
+                if line is None:
+                    line = self.ready[queue.leader] = deque()
+                line.append(queue)
+                queue.ready_at = queue.leader
+            self.news = True
+            return
+        if due < _NEVER:
+            if queue.batches[0].attempts == 0:
+                self._lingering[queue] = None
+            if queue.timer != due:
+                queue.timer = due
+                self._timer_count += 1
+                heapq.heappush(self._timers, (due, self._timer_count, queue))
+                self.news = True
+
+    def settle(self, now: float, is_idle: Callable[[int], bool]) -> bool:
+        """Let batches leave that nobody adds to and whose broker has nothing to do.
+
+        Called once per turn of the loop while there is something `fresh`. A lone record
+        leaves after one quiet turn instead of its linger time; a burst grows until it is
+        over, then leaves. Where the broker is busy, lingering costs nothing and saves
+        requests. Returns whether to call again in the next turn.
+        """
+        growing: list[PartitionQueue] = []
+        fresh, self.fresh = self.fresh, growing
+        for queue in fresh:
+            batch = queue.open
+            if batch is None or queue.ready_at is not None or queue.leader < 0:
+                continue
+            if batch.count != batch.seen:
+                batch.seen = batch.count
+                growing.append(queue)
+            elif is_idle(queue.leader):
+                self._close_tail(queue, now)
+        return bool(growing)
+
+    def touch_all(self, now: float) -> None:
+        """Look at every queue that holds something: the producer id came, or an epoch changed."""
+        for topic in self.topics.values():
+            for queue in topic.queues:
+                if queue is not None and queue.batches:
+                    self._touch(queue, now)
+
+    def touch_partitions(self, partitions: Iterable[PartitionSequences], now: float) -> None:
+        """Look at the queues whose sequences were renumbered or resolved."""
+        for sequences in partitions:
+            self._touch(sequences.owner, now)
+
+    def _hurry(self, now: float) -> None:
+        """Nothing lingers any more: memory ran out, a flush began, or we are closing."""
+        self._rushing = True
+        for queue in list(self._lingering):
+            self._lingering.pop(queue, None)
+            queue.timer = _NEVER
+            if queue.ready_at is None and queue.batches:
+                self._close_tail(queue, now)
+        self._rushing = False
+
+    def fire_timers(self, now: float) -> None:
+        """Touch the queues whose linger time or backoff is over."""
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            when, _, queue = heapq.heappop(timers)
+            if queue.timer == when:
+                queue.timer = _NEVER
+                self._touch(queue, now)
+
+    def next_deadline(self) -> float:
+        """When something must be done if nothing happens before; infinity for never."""
+        timers = self._timers
+        while timers and timers[0][2].timer != timers[0][0]:
+            heapq.heappop(timers)
+        deadline = timers[0][0] if timers else _NEVER
+        for batch in self.incomplete:
+            expiry = batch.created_at + self._delivery_timeout
+            return expiry if expiry < deadline else deadline
+        return deadline
+
+    # -- leaving ---------------------------------------------------------------------------
+
+    def drain(self, node: int, max_size: int, now: float) -> list[ProducerBatch]:
+        """Take the batches of one request to `node`: at most one per partition, sealed.
+
+        Queues leave the line in turn, and line up again behind the others if they have
+        more: no partition starves. A batch that is larger than `max_size` goes alone.
+        """
+        line = self.ready.get(node)
+        if line is None:
+            return []
+        drained: list[ProducerBatch] = []
+        size = 0
+        again: list[PartitionQueue] = []
+        for _ in range(len(line)):
+            queue = line[0]
+            head = queue.batches[0] if queue.batches else None
+            if head is None or not self._may_leave(queue, head, now):
+                line.popleft()
+                queue.ready_at = None
+                if head is not None:
+                    again.append(queue)
+                continue
+            if head.is_open:
+                head.close()
+                queue.open = None
+            if head.needs_compression() and not self._compress(queue, head):
+                line.popleft()
+                queue.ready_at = None
+                continue
+            batch_size = head.estimated_size()
+            if drained and size + batch_size > max_size:
+                break
+            line.popleft()
+            queue.ready_at = None
+            size += batch_size
+            self._take(queue, head, now)
+            drained.append(head)
+            again.append(queue)
+        if not line:
+            del self.ready[node]
+        for queue in again:
+            self._touch(queue, now)
+        return drained
+
+    def _may_leave(self, queue: PartitionQueue, head: ProducerBatch, now: float) -> bool:
+        if self._due_at(queue, now) >= 0:
+            return False
+        return self._sequences is None or self._sequences.may_drain(queue.sequences, head)
+
+    def _compress(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """Compress a small batch here; hand a large one over and return False."""
+        codec = batch.codec
+        if codec is None:
+            return True
+        if batch.size > self._compress_inline_bytes:
+            batch.compressing = True
+            self.to_compress.append(batch)
+            return False
+        self._compressed(batch, codec.compress(batch.uncompressed()))
+        return True
+
+    def _compressed(self, batch: ProducerBatch, payload: bytes) -> None:
+        ratio = batch.compressed(payload)
+        if batch.codec is not None:
+            self.estimator.observe(batch.topic, batch.codec.codec_id, ratio)
+
+    def compressed(self, batch: ProducerBatch, payload: bytes, now: float) -> None:
+        """The shell has compressed a batch of `to_compress`."""
+        if batch.state != PENDING:
+            batch.compressing = False
+            batch.release()
+            return
+        self._compressed(batch, payload)
+        self._touch(self._queue(batch), now)
+
+    def _take(self, queue: PartitionQueue, batch: ProducerBatch, now: float) -> None:
+        queue.batches.popleft()
+        queue.topic.queued_batches -= 1
+        if self._sequences is not None:
+            self._sequences.assign(queue.sequences, batch)
+        batch.seal()
+        batch.in_flight = True
+        batch.sends += 1
+        batch.drained_at = now
+        batch.sent_to = queue.leader
+        batch.sent_leader_epoch = queue.leader_epoch
+        queue.in_flight.append(batch)
+
+    def _queue(self, batch: ProducerBatch) -> PartitionQueue:
+        queue = self.topics[batch.topic].queues[batch.partition]
+        if queue is None:
+            raise AssertionError("a batch has a queue")
+        return queue
+
+    # -- answers ---------------------------------------------------------------------------
+
+    def landed(self, batch: ProducerBatch) -> None:
+        """The network is done with the batch: its answer came, or its connection ended.
+
+        Comes before what the answer means. Memory of a batch that was given up
+        meanwhile is given back only now: the socket could still have read it.
+        """
+        queue = self._queue(batch)
+        batch.in_flight = False
+        queue.in_flight.remove(batch)
+        if batch.state != PENDING:
+            self._free(batch)
+            # Nothing else may follow, and with one request in flight the queue waits for
+            # this. Any time that has passed will do: its timers fire with the next step.
+            self._touch(queue, batch.drained_at)
+
+    def acknowledge(
+        self, batch: ProducerBatch, base_offset: int, log_append_time: int, now: float
+    ) -> bool:
+        """The batch is stored. False if it had been given up before."""
+        queue = self._queue(batch)
+        if self._sequences is not None and batch.base_sequence >= 0:
+            self._sequences.acknowledged(queue.sequences, batch, base_offset)
+        fresh = batch.acknowledge(base_offset, log_append_time)
+        if fresh:
+            del self.incomplete[batch]
+            self._free(batch)
+        self._touch(queue, now)
+        return fresh
+
+    def retry(self, batch: ProducerBatch, now: float) -> None:
+        """Put the batch back, in its place, to be sent again after its backoff."""
+        queue = self._queue(batch)
+        batch.attempts += 1
+        if queue.leader_epoch > batch.sent_leader_epoch >= 0:
+            # The leader moved while the request was under way: no reason to wait.
+            batch.retry_at = now
+        else:
+            batch.retry_at = now + self._retry_backoff.delay(batch.attempts - 1)
+        self._insert(queue, [batch])
+        self._touch(queue, now)
+
+    def _insert(self, queue: PartitionQueue, batches: list[ProducerBatch]) -> None:
+        """Put batches back by their order in the partition, which is the sequences' order."""
+        self._leave_line(queue)
+        first = batches[0].order
+        at = 0
+        for other in queue.batches:
+            if other.order > first:
+                break
+            at += 1
+        for batch in reversed(batches):
+            queue.batches.insert(at, batch)
+        queue.topic.queued_batches += len(batches)
+
+    def split(self, batch: ProducerBatch, now: float) -> list[ProducerBatch]:
+        """The broker found the batch too large: its records go again, in smaller ones.
+
+        The parts keep the place, the sequences and the age of the batch; they use
+        memory outside the pool, and no retry is counted.
+        """
+        queue = self._queue(batch)
+        if batch.codec is not None and batch.payload is not None:
+            ratio = len(batch.payload) / max(1, batch.size - 61)
+            self.estimator.reset_after_split(batch.topic, batch.codec.codec_id, ratio)
+        parts = batch.split(self._batch_size)
+        if self._sequences is not None:
+            self._sequences.split(queue.sequences, batch, parts)
+        rest = list(self.incomplete)
+        at = rest.index(batch)
+        rest[at : at + 1] = parts
+        self.incomplete = OrderedDict.fromkeys(rest)
+        self._free(batch)
+        self._insert(queue, parts)
+        self._touch(queue, now)
+        return parts
+
+    def fail(self, batch: ProducerBatch, failure: Failure, now: float) -> bool:
+        """The batch ends here, as a broker's answer wants it. False if it had ended before."""
+        queue = self._queue(batch)
+        if self._sequences is not None:
+            if batch.maybe_written:
+                # The batches behind it may be stored, too: they must ask under the
+                # sequences that the broker knows before anything is renumbered.
+                self._sequences.expired(queue.sequences, batch)
+            else:
+                self._sequences.rejected(queue.sequences, batch)
+        fresh = self._end(batch, failure)
+        self._touch(queue, now)
+        return fresh
+
+    def _end(self, batch: ProducerBatch, failure: Failure) -> bool:
+        if not batch.fail(failure):
+            return False
+        del self.incomplete[batch]
+        self._free(batch)
+        return True
+
+    def _free(self, batch: ProducerBatch) -> None:
+        """The one place where a batch's memory is given back; see `give_back`."""
+        if batch.in_flight:
+            return
+        if not batch.compressing:
+            batch.release()
+        self._returned += batch.memory
+        batch.memory = 0
+
+    def give_back(self) -> None:
+        """Hand freed memory to the pool, and so to those who wait for it."""
+        while self._returned:
+            size, self._returned = self._returned, 0
+            self._memory.release(size)
+
+    # -- giving up -------------------------------------------------------------------------
+
+    def expire(self, now: float) -> list[ProducerBatch]:
+        """Fail the batches whose delivery timeout is over; returns them."""
+        expired: list[ProducerBatch] = []
+        for batch in self.incomplete:
+            if batch.created_at + self._delivery_timeout > now:
+                break
+            expired.append(batch)
+        for batch in expired:
+            queue = self._queue(batch)
+            if self._sequences is not None:
+                self._sequences.expired(queue.sequences, batch)
+            self._unqueue(queue, batch)
+            self._end(batch, self._expiry(batch, queue, now))
+            self._touch(queue, now)
+        return expired
+
+    def _unqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        if batch.in_flight:
+            return
+        self._leave_line(queue)
+        queue.batches.remove(batch)
+        queue.topic.queued_batches -= 1
+        if queue.open is batch:
+            batch.close()
+            queue.open = None
+
+    def _expiry(self, batch: ProducerBatch, queue: PartitionQueue, now: float) -> Failure:
+        age_ms = round((now - batch.created_at) * 1000)
+        limit_ms = round(self._delivery_timeout * 1000)
+        if batch.in_flight:
+            what = "the broker has not answered the request that carries it"
+        elif batch.sends:
+            what = f"{batch.sends} attempts were made, the last one failed and is to be repeated"
+        elif queue.leader < 0:
+            what = "it was never sent: the partition has no leader, or the topic is gone"
+        else:
+            what = "it was never sent: no connection to the leader had room"
+        return Failure(
+            DeliveryTimeout,
+            f"{batch.count} record(s) for {batch.topic}-{batch.partition} expired "
+            f"{age_ms} ms after their batch was created: {what} "
+            f"(delivery_timeout_ms={limit_ms})",
+            persisted="maybe" if batch.in_flight or batch.maybe_written else "no",
+            attempts=batch.sends,
+            elapsed=now - batch.created_at,
+        )
+
+    def abort(self, reason: str, cause: BaseException | None, now: float) -> list[ProducerBatch]:
+        """Fail every batch that has no end yet; returns them."""
+        batches = list(self.incomplete)
+        for batch in batches:
+            queue = self._queue(batch)
+            self._unqueue(queue, batch)
+            if self._sequences is not None:
+                self._sequences.expired(queue.sequences, batch)
+            self._end(
+                batch,
+                Failure(
+                    AbortedError,
+                    f"{batch.count} record(s) for {batch.topic}-{batch.partition} were given up: "
+                    f"{reason}",
+                    persisted="maybe" if batch.in_flight or batch.maybe_written else "no",
+                    cause=cause,
+                    attempts=batch.sends,
+                    elapsed=now - batch.created_at,
+                ),
+            )
+        return batches
+
+    # -- flush and close -------------------------------------------------------------------
+
+    def begin_flush(self, fence: Fence, now: float) -> None:
+        """Nothing lingers until `end_flush`; `fence` is behind all batches of now."""
+        self.flushing += 1
+        for batch in self.incomplete:
+            fence.remaining += 1
+            batch.add_fence(fence)
+        self._hurry(now)
+
+    def end_flush(self) -> None:
+        """The flush is over, or was given up."""
+        self.flushing -= 1
+
+    def close(self, now: float) -> None:
+        """Nothing lingers any more; the caller appends nothing from now on."""
+        self.closed = True
+        self._hurry(now)
+
+    def sequences_of(self, batch: ProducerBatch) -> PartitionSequences:
+        """The numbers of the batch's partition."""
+        return self._queue(batch).sequences

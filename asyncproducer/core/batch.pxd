@@ -1,0 +1,89 @@
+# C types for batch.py, and the C functions that its compiled branch writes with.
+cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.string cimport memcpy
+
+from asyncproducer.core.delivery cimport Delivery, Outcome
+
+cdef bint COMPILED
+
+cdef Py_ssize_t _field_size(object data) except -1
+cdef Py_ssize_t _size_of_length(Py_ssize_t length)
+@cython.locals(value=cython.ulonglong, size=Py_ssize_t)
+cdef Py_ssize_t _size_of_delta(long long delta)
+@cython.locals(zigzag=cython.ulonglong)
+cdef char *_put_varint(char *at, long long value)
+@cython.locals(data=bytes)
+cdef char *_put_field(char *at, Py_ssize_t size, object field) except NULL
+cpdef Py_ssize_t batch_upper_bound(object key, object value, bytes headers) except -1
+
+@cython.locals(delivery=Delivery)
+cdef Delivery _new_delivery(
+    Outcome outcome,
+    Py_ssize_t index,
+    long long timestamp,
+    Py_ssize_t key_size,
+    Py_ssize_t value_size,
+)
+
+
+cdef class ProducerBatch(Outcome):
+    cdef public Py_ssize_t write_limit
+    cdef public double created_at
+    cdef public object codec
+    cdef public double ratio
+    cdef public Py_ssize_t memory
+    cdef public tuple order
+    cdef public bint is_open
+    cdef public Py_ssize_t seen
+    cdef public Py_ssize_t sends
+    cdef public Py_ssize_t attempts
+    cdef public bint in_flight
+    cdef public bint maybe_written
+    cdef public double drained_at
+    cdef public double retry_at
+    cdef public Py_ssize_t sent_to
+    cdef public Py_ssize_t sent_leader_epoch
+    cdef public bint is_split
+    cdef public Py_ssize_t max_record_size
+    cdef public bint compressing
+    cdef public bytes payload
+    cdef public long long producer_id
+    cdef public int producer_epoch
+    cdef public long long base_sequence
+    cdef public bint transactional
+    cdef public long long base_timestamp
+    cdef public long long max_timestamp
+    cdef public Py_ssize_t size
+    cdef public bytearray header
+    cdef public bytearray buffer
+
+    cpdef Py_ssize_t estimated_size(self)
+    cpdef bint is_full(self)
+
+    @cython.locals(
+        count=Py_ssize_t,
+        key_size=Py_ssize_t,
+        value_size=Py_ssize_t,
+        delta=cython.longlong,
+        fields_size=Py_ssize_t,
+        body_size=Py_ssize_t,
+        record_size=Py_ssize_t,
+        bound=Py_ssize_t,
+    )
+    cpdef Delivery try_append(self, long long timestamp, object key, object value, bytes headers)
+
+    @cython.locals(buffer=bytearray, at="char *", needed=Py_ssize_t, count=Py_ssize_t)
+    cdef object _write(
+        self,
+        Py_ssize_t body_size,
+        Py_ssize_t record_size,
+        long long delta,
+        Py_ssize_t key_size,
+        object key,
+        Py_ssize_t value_size,
+        object value,
+        bytes headers,
+    )
+    cpdef object close(self)

@@ -1,0 +1,552 @@
+"""The record batch, format v2: written while records arrive, sealed when it leaves.
+
+Layout (Kafka protocol guide, "Record Batch"): a header of 61 bytes, then the records,
+compressed as one block where a codec is used. The CRC covers everything from the
+attributes on, so that brokers can set offset and leader epoch without touching it.
+The header is written last and can be written again without touching the records: a
+retry after an epoch bump changes producer id, epoch, sequence and CRC, nothing else.
+
+One source, two builds: where this module is compiled (see batch.pxd), records are
+written through a pointer into a buffer that is allocated once; else by joining
+small bytes objects. `COMPILED` tells which; both are covered by the same tests.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from crc32c import crc32c
+
+from asyncproducer.core.compression import Codec
+from asyncproducer.core.delivery import PENDING, Delivery, Outcome
+from asyncproducer.errors import IllegalStateError, ProtocolError
+
+# ruff: noqa: F821 (names that batch.pxd brings in where this module is compiled)
+if TYPE_CHECKING:
+    # Where this module is compiled, these are C functions, see batch.pxd.
+    PyByteArray_AS_STRING: Any
+    PyByteArray_Resize: Any
+    PyBytes_AS_STRING: Any
+    memcpy: Any
+
+__all__ = [
+    "BATCH_OVERHEAD",
+    "NO_HEADERS",
+    "RECORD_OVERHEAD",
+    "ProducerBatch",
+    "batch_upper_bound",
+    "encode_headers",
+    "read_records",
+]
+
+#: Whether this module runs compiled. A file that Python loads from source ends in .py.
+COMPILED = not __file__.endswith(".py")
+
+#: Bytes of the batch header.
+BATCH_OVERHEAD = 61
+
+#: The most that a record adds to its key, value and headers: length (5), attributes (1),
+#: timestamp delta (10), offset delta (5).
+RECORD_OVERHEAD = 21
+
+#: The compression estimate is stretched a little, so that batches end below their
+#: limit rather than above it (Java: COMPRESSION_RATE_ESTIMATION_FACTOR).
+_ESTIMATE_FACTOR = 1.05
+
+_TRANSACTIONAL = 0x10
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_CRC = struct.Struct(">I")
+_CRC_AT = 17
+_CRC_FROM = 21
+
+#: Encoded header list of a record that has none.
+NO_HEADERS = b"\x00"
+
+
+def _varint(value: int) -> bytes:
+    """Zig-zag base-128 of a signed number of at most 64 bits."""
+    value = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+#: Varints of the numbers that nearly every record needs. Index -1 is null's length.
+_VARINTS = [_varint(n) for n in range(4096)]
+
+
+def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """The header list of a record as the wire has it."""
+    if not headers:
+        return NO_HEADERS
+    parts = [_varint(len(headers))]
+    for name, value in headers:
+        encoded = name.encode()
+        parts.append(_varint(len(encoded)))
+        parts.append(encoded)
+        if value is None:
+            parts.append(b"\x01")
+        else:
+            parts.append(_varint(len(value)))
+            parts.append(value)
+    return b"".join(parts)
+
+
+def _field_size(data: Any) -> int:
+    """Bytes of a nullable field with its length."""
+    if data is None:
+        return 1
+    length = len(data)
+    return length + _size_of_length(length)
+
+
+def _size_of_length(length: int) -> int:
+    """Bytes of the varint of a length (which is not negative)."""
+    if length < 64:
+        return 1
+    if length < 8192:
+        return 2
+    if length < 1048576:
+        return 3
+    if length < 134217728:
+        return 4
+    return 5
+
+
+def _size_of_delta(delta: int) -> int:
+    """Bytes of the varint of a signed delta."""
+    value = (delta << 1) ^ (delta >> 63)
+    size = 1
+    while value > 0x7F:
+        value >>= 7
+        size += 1
+    return size
+
+
+def _put_varint(at: Any, value: int) -> Any:
+    """Write a signed varint at a pointer and return the pointer behind it (compiled only)."""
+    zigzag = (value << 1) ^ (value >> 63)
+    while zigzag > 0x7F:
+        at[0] = (zigzag & 0x7F) | 0x80
+        at += 1
+        zigzag >>= 7
+    at[0] = zigzag
+    return at + 1
+
+
+def _put_field(at: Any, size: int, field: Any) -> Any:
+    """Write a nullable field at a pointer and return the pointer behind it (compiled only)."""
+    if size < 0:
+        at[0] = 1
+        return at + 1
+    at = _put_varint(at, size)
+    data = field if type(field) is bytes else bytes(field)
+    memcpy(at, PyBytes_AS_STRING(data), size)
+    return at + size
+
+
+def batch_upper_bound(key: Any, value: Any, headers: bytes) -> int:
+    """The most bytes that a batch with just this record takes, before compression.
+
+    This is what `max_request_size` and `buffer_memory` are compared with
+    (Java: AbstractRecords.estimateSizeInBytesUpperBound).
+    """
+    return BATCH_OVERHEAD + RECORD_OVERHEAD + _field_size(key) + _field_size(value) + len(headers)
+
+
+def _new_delivery(
+    outcome: Outcome, index: int, timestamp: int, key_size: int, value_size: int
+) -> Delivery:
+    """The handle of the record at `index` of a batch. Sizes are bytes, -1 for null."""
+    delivery = Delivery.__new__(Delivery)
+    delivery._outcome = outcome
+    delivery._index = index
+    delivery._timestamp = timestamp
+    delivery._key_size = key_size
+    delivery._value_size = value_size
+    delivery._observed = False
+    return delivery
+
+
+class ProducerBatch(Outcome):
+    """A batch of records for one partition, from its first record to its end.
+
+    Open: `try_append` takes records until the batch is full. `close` ends that.
+    `compress` (where a codec is used) and `seal` make `buffers()`. The broker's answer,
+    or giving up, sets the outcome (see Outcome).
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        write_limit: int,
+        created_at: float,
+        codec: Codec | None = None,
+        ratio: float = 1.0,
+        memory: int = 0,
+        create_future: Callable[[], Any] | None = None,
+    ) -> None:
+        super().__init__(topic, partition, create_future)
+        self.write_limit = write_limit
+        self.created_at = created_at
+        self.codec = codec
+        #: The compression estimate, taken once when the batch begins (Java does the same).
+        self.ratio = ratio
+        #: Bytes that the buffer pool reserved for this batch.
+        self.memory = memory
+        #: Position of the batch in its partition's order; parts of a split sort inside it.
+        self.order: tuple[int, ...] = ()
+        self.is_open = True
+        #: How many records it had when it was last looked at (adaptive linger).
+        self.seen = 0
+        #: How often it was handed to a connection, and how often it was put back.
+        self.sends = 0
+        self.attempts = 0
+        self.in_flight = False
+        self.maybe_written = False
+        self.drained_at = -1.0
+        #: Not before this time may it be sent again.
+        self.retry_at = 0.0
+        #: The node and the leader epoch it was last sent to.
+        self.sent_to = -1
+        self.sent_leader_epoch = -1
+        self.is_split = False
+        self.max_record_size = 0
+        self.compressing = False
+        self.payload: bytes | None = None
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.base_sequence = -1
+        self.transactional = False
+        self.base_timestamp = 0
+        self.max_timestamp = -1
+        self.size = BATCH_OVERHEAD
+        self.header: bytearray | None = None
+        self.buffer: bytearray | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        if COMPILED:
+            self.buffer = bytearray(self.write_limit)
+        else:
+            self.buffer = bytearray(BATCH_OVERHEAD)
+
+    # -- filling ---------------------------------------------------------------------------
+
+    def estimated_size(self) -> int:
+        """Bytes on the wire, as far as can be told: exact without compression and after it."""
+        if self.payload is not None:
+            return BATCH_OVERHEAD + len(self.payload)
+        if self.codec is None:
+            return self.size
+        return BATCH_OVERHEAD + int((self.size - BATCH_OVERHEAD) * self.ratio * _ESTIMATE_FACTOR)
+
+    def is_full(self) -> bool:
+        """Whether the batch should leave: closed, or filled to its limit."""
+        return not self.is_open or (self.count > 0 and self.write_limit <= self.estimated_size())
+
+    def try_append(self, timestamp: int, key: Any, value: Any, headers: bytes) -> Delivery | None:
+        """Write a record, or return None if the batch is closed or has no room for it.
+
+        The first record always fits. `key` and `value` are bytes-like or None, `headers`
+        comes from `encode_headers`, `timestamp` is ms.
+        """
+        if not self.is_open:
+            return None
+        count = self.count
+        key_size = -1 if key is None else len(key)
+        value_size = -1 if value is None else len(value)
+        if count == 0:
+            self.base_timestamp = timestamp
+            delta = 0
+        else:
+            delta = timestamp - self.base_timestamp
+        fields_size = len(headers)
+        fields_size += 1 if key_size < 0 else key_size + _size_of_length(key_size)
+        fields_size += 1 if value_size < 0 else value_size + _size_of_length(value_size)
+        body_size = 1 + _size_of_delta(delta) + _size_of_length(count) + fields_size
+        record_size = body_size + _size_of_length(body_size)
+        if count > 0 and self.estimated_size() + record_size > self.write_limit:
+            return None
+        self._write(body_size, record_size, delta, key_size, key, value_size, value, headers)
+        self.count = count + 1
+        self.size += record_size
+        if timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+        bound = BATCH_OVERHEAD + RECORD_OVERHEAD + fields_size
+        if bound > self.max_record_size:
+            self.max_record_size = bound
+        return _new_delivery(self, count, timestamp, key_size, value_size)
+
+    def _write(
+        self,
+        body_size: int,
+        record_size: int,
+        delta: int,
+        key_size: int,
+        key: Any,
+        value_size: int,
+        value: Any,
+        headers: bytes,
+    ) -> None:
+        buffer = self.buffer
+        if buffer is None:
+            raise IllegalStateError("the batch has given its buffer back")
+        count = self.count
+        if COMPILED:
+            # The limit is an estimate where records are compressed: grow beyond it.
+            needed = self.size + record_size
+            if needed > len(buffer):
+                PyByteArray_Resize(buffer, max(needed, 2 * len(buffer)))
+            at = PyByteArray_AS_STRING(buffer) + self.size
+            at = _put_varint(at, body_size)
+            at[0] = 0
+            at = _put_varint(at + 1, delta)
+            at = _put_varint(at, count)
+            at = _put_field(at, key_size, key)
+            at = _put_field(at, value_size, value)
+            memcpy(at, PyBytes_AS_STRING(headers), len(headers))
+            return
+        parts = [
+            _VARINTS[body_size] if body_size < 4096 else _varint(body_size),
+            b"\x00",
+            _VARINTS[delta] if 0 <= delta < 4096 else _varint(delta),
+            _VARINTS[count] if count < 4096 else _varint(count),
+        ]
+        if key is None:
+            parts.append(b"\x01")
+        else:
+            parts.append(_VARINTS[key_size] if key_size < 4096 else _varint(key_size))
+            parts.append(key)
+        if value is None:
+            parts.append(b"\x01")
+        else:
+            parts.append(_VARINTS[value_size] if value_size < 4096 else _varint(value_size))
+            parts.append(value)
+        parts.append(headers)
+        buffer += b"".join(parts)
+
+    def close(self) -> None:
+        """Take no more records."""
+        self.is_open = False
+
+    # -- leaving ---------------------------------------------------------------------------
+
+    def uncompressed(self) -> memoryview:
+        """The records as they were written. Not after `compress`."""
+        if self.buffer is None:
+            raise IllegalStateError("the batch has given its buffer back")
+        return memoryview(self.buffer)[BATCH_OVERHEAD : self.size]
+
+    def needs_compression(self) -> bool:
+        """Whether `compressed` must come before `seal`."""
+        return self.codec is not None and self.payload is None
+
+    def compressed(self, payload: bytes) -> float:
+        """Take the compressed records. Returns what they shrank to, as a ratio."""
+        ratio = len(payload) / (self.size - BATCH_OVERHEAD)
+        self.payload = payload
+        self.buffer = None
+        self.compressing = False
+        return ratio
+
+    def set_producer_state(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool
+    ) -> None:
+        """Who sends it, and as which records of theirs. Takes effect with the next `seal`."""
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.base_sequence = base_sequence
+        self.transactional = transactional
+
+    def seal(self) -> None:
+        """Write the header with its CRC. May be done again for another producer state."""
+        if self.count == 0:
+            raise IllegalStateError("an empty batch must never be sent")
+        if self.is_open:
+            raise IllegalStateError("an OPEN batch cannot be sealed: close it first")
+        if self.producer_id < 0:
+            if self.transactional:
+                raise IllegalStateError("a transactional batch needs a producer id")
+        elif self.producer_epoch < 0 or self.base_sequence < 0:
+            raise IllegalStateError(
+                f"producer id {self.producer_id} needs an epoch and a sequence, "
+                f"not {self.producer_epoch} and {self.base_sequence}"
+            )
+        attributes = _TRANSACTIONAL if self.transactional else 0
+        payload = self.payload
+        if payload is None:
+            if self.codec is not None:
+                raise IllegalStateError("the records must be compressed before the batch is sealed")
+            header = self.buffer
+            length = self.size
+        else:
+            if self.codec is None:
+                raise IllegalStateError("a batch without a codec has no compressed records")
+            attributes |= self.codec.codec_id
+            # A new one each time: an older header may still be on its way out.
+            header = bytearray(BATCH_OVERHEAD)
+            self.header = header
+            length = BATCH_OVERHEAD + len(payload)
+        if header is None:
+            raise IllegalStateError("the batch has given its buffer back")
+        _HEADER.pack_into(
+            header,
+            0,
+            0,
+            length - 12,
+            -1,
+            2,
+            0,
+            attributes,
+            self.count - 1,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.count,
+        )
+        if payload is None:
+            crc = crc32c(memoryview(header)[_CRC_FROM:length])
+        else:
+            crc = crc32c(payload, crc32c(memoryview(header)[_CRC_FROM:]))
+        _CRC.pack_into(header, _CRC_AT, crc)
+
+    def buffers(self) -> tuple[Any, ...]:
+        """The sealed batch as buffers to write one after the other."""
+        if self.payload is not None:
+            return (self.header, self.payload)
+        if self.buffer is None:
+            raise IllegalStateError("the batch has given its buffer back")
+        return (memoryview(self.buffer)[: self.size],)
+
+    def release(self) -> None:
+        """Drop the bytes: deliveries keep the batch alive, they need no buffer."""
+        self.buffer = None
+        self.payload = None
+        self.header = None
+
+    # -- splitting -------------------------------------------------------------------------
+
+    def split(self, target_size: int) -> list[ProducerBatch]:
+        """The records again, in batches of about `target_size` bytes, closed and ready to leave.
+
+        For a broker that found the batch too large (KIP-126). Deliveries, waiters and
+        callbacks move to the parts. A batch that is a part already halves, so that
+        repeated splits end at single records.
+        """
+        if self.state != PENDING:
+            raise IllegalStateError("only a PENDING batch can be split")
+        if self.count < 2:
+            raise IllegalStateError("a batch of one record cannot be split")
+        if self.is_split:
+            target_size = max(self.max_record_size, self.estimated_size() // 2)
+        data: Any
+        if self.payload is None:
+            data = self.uncompressed()
+        elif self.codec is not None:
+            data = memoryview(self.codec.decompress(self.payload))
+        else:
+            raise IllegalStateError("a batch without a codec has no compressed records")
+        parts: list[tuple[int, Outcome]] = []
+        batches: list[ProducerBatch] = []
+        batch: ProducerBatch | None = None
+        for index, record in enumerate(read_records(data, self.count)):
+            timestamp = self.base_timestamp + record.timestamp_delta
+            if batch is not None:
+                delivery = batch.try_append(timestamp, record.key, record.value, record.headers)
+                if delivery is not None:
+                    continue
+            bound = batch_upper_bound(record.key, record.value, record.headers)
+            batch = ProducerBatch(
+                self.topic,
+                self.partition,
+                write_limit=max(target_size, bound),
+                created_at=self.created_at,
+                codec=self.codec,
+                ratio=1.0,
+                create_future=self.create_future,
+            )
+            batch.is_split = True
+            batch.order = (*self.order, len(batches))
+            batch.try_append(timestamp, record.key, record.value, record.headers)
+            batches.append(batch)
+            parts.append((index, batch))
+        for batch in batches:
+            batch.close()
+            batch.transactional = self.transactional
+            batch.maybe_written = self.maybe_written
+        self.split_into(parts)
+        return batches
+
+    def __repr__(self) -> str:
+        return (
+            f"<ProducerBatch {self.topic}-{self.partition} {self.count} records "
+            f"{self.estimated_size()} bytes attempts={self.attempts} seq={self.base_sequence}>"
+        )
+
+
+class RawRecord(NamedTuple):
+    """A record as it stands in a batch. `headers` is the encoded list."""
+
+    timestamp_delta: int
+    offset_delta: int
+    key: bytes | None
+    value: bytes | None
+    headers: bytes
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A signed varint at `at`, and the position behind it."""
+    value = 0
+    shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ProtocolError("a varint in a record batch is cut off or too long")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+
+
+def _read_field(data: memoryview, at: int) -> tuple[bytes | None, int]:
+    """A nullable field with its length at `at`, and the position behind it."""
+    length, at = _read_varint(data, at)
+    if length < 0:
+        return None, at
+    if at + length > len(data):
+        raise ProtocolError("a field in a record batch is longer than the batch")
+    return bytes(data[at : at + length]), at + length
+
+
+def read_records(data: Any, count: int) -> Iterator[RawRecord]:
+    """The records of an uncompressed records region. Raises ProtocolError if it is damaged."""
+    view = memoryview(data)
+    at = 0
+    for _ in range(count):
+        length, at = _read_varint(view, at)
+        end = at + length
+        if length < 1 or end > len(view):
+            raise ProtocolError("a record is longer than its batch")
+        at += 1  # attributes: no bit of it is used
+        timestamp_delta, at = _read_varint(view, at)
+        offset_delta, at = _read_varint(view, at)
+        key, at = _read_field(view, at)
+        value, at = _read_field(view, at)
+        if at > end:
+            raise ProtocolError("a record's fields are longer than the record")
+        yield RawRecord(timestamp_delta, offset_delta, key, value, bytes(view[at:end]))
+        at = end
+    if at != len(view):
+        raise ProtocolError("a record batch has bytes behind its last record")

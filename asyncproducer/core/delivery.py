@@ -1,0 +1,362 @@
+"""What becomes of a record: one `Outcome` per batch, one small `Delivery` per record.
+
+A Delivery is (outcome, index). Acknowledging a batch therefore sets one state and
+wakes whoever waits at that moment; records that nobody awaits cost nothing more.
+A batch that the broker found too large is split: its outcome then points at the
+outcomes of the parts, and deliveries follow (KIP-126).
+
+This module is compiled together with the record path. It knows no event loop:
+where somebody must wait, `Outcome.create_future` makes the future.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from typing import Any
+
+from asyncproducer.errors import DeliveryError, IllegalStateError, Persisted
+from asyncproducer.records import RecordMetadata
+
+__all__ = [
+    "ACKNOWLEDGED",
+    "FAILED",
+    "PENDING",
+    "SPLIT",
+    "Delivery",
+    "Failure",
+    "Outcome",
+]
+
+logger = logging.getLogger("asyncproducer")
+
+#: The states of an outcome. Each final one is set exactly once.
+PENDING = 0
+ACKNOWLEDGED = 1
+FAILED = 2
+SPLIT = 3
+
+_STATE_NAMES = ("PENDING", "ACKNOWLEDGED", "FAILED", "SPLIT")
+
+
+class Failure:
+    """Why a batch failed; makes a fresh exception for each record that asks.
+
+    A fresh one, because an exception raised in two tasks mixes their tracebacks.
+    `record_errors` maps the index of a record that the broker named to its message
+    (KIP-467); the others were rejected only because they shared its batch.
+    """
+
+    __slots__ = (
+        "attempts",
+        "cause",
+        "code",
+        "elapsed",
+        "kind",
+        "message",
+        "persisted",
+        "record_errors",
+    )
+
+    def __init__(
+        self,
+        kind: type[DeliveryError],
+        message: str,
+        *,
+        persisted: Persisted = "no",
+        code: int | None = None,
+        cause: BaseException | None = None,
+        attempts: int = 0,
+        elapsed: float = 0.0,
+        record_errors: dict[int, str | None] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.message = message
+        self.persisted: Persisted = persisted
+        self.code = code
+        self.cause = cause
+        self.attempts = attempts
+        self.elapsed = elapsed
+        self.record_errors = record_errors
+
+    def exception(self, topic: str, partition: int, index: int) -> DeliveryError:
+        """The error of the record at `index`."""
+        message = self.message
+        named = False
+        broker_message = None
+        if self.record_errors:
+            named = index in self.record_errors
+            if named:
+                broker_message = self.record_errors[index]
+                message = broker_message or message
+            else:
+                message = (
+                    f"another record of the same batch to {topic}-{partition} was invalid, "
+                    f"so the broker refused all of it: {message}"
+                )
+        error = self.kind(
+            message,
+            topic=topic,
+            partition=partition,
+            persisted=self.persisted,
+            attempts=self.attempts,
+            elapsed=self.elapsed,
+            code=self.code,
+        )
+        error.__cause__ = self.cause
+        if named:
+            error.record_index = index  # type: ignore[attr-defined]
+            error.broker_message = broker_message  # type: ignore[attr-defined]
+        return error
+
+
+class Outcome:
+    """The shared result of the records of one batch."""
+
+    def __init__(
+        self, topic: str, partition: int, create_future: Callable[[], Any] | None = None
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.create_future = create_future
+        self.count = 0
+        self.state = PENDING
+        self.base_offset = -1
+        self.log_append_time = -1
+        self.failure: Failure | None = None
+        #: Split: (index of the first record, outcome) of each part, ascending.
+        self.parts: list[tuple[int, Outcome]] | None = None
+        #: (index, future) of those who wait now.
+        self.waiters: list[tuple[int, Any]] | None = None
+        #: (index, function) to call when this is done.
+        self.callbacks: list[tuple[int, Callable[[], object]]] | None = None
+        #: Fences: called once when every record of this batch has its end.
+        self.fences: list[Any] | None = None
+        #: How many records' failures somebody has looked at.
+        self.observed = 0
+
+    def acknowledge(self, base_offset: int, log_append_time: int) -> bool:
+        """All records are in the log. Returns False where the outcome was FAILED already:
+        a late answer to a batch that was given up (Java: ProducerBatch.FinalState)."""
+        if self.state == FAILED:
+            return False
+        if self.state != PENDING:
+            raise IllegalStateError(
+                f"a batch that is {_STATE_NAMES[self.state]} cannot be ACKNOWLEDGED"
+            )
+        self.base_offset = base_offset
+        self.log_append_time = log_append_time
+        self.state = ACKNOWLEDGED
+        self._announce()
+        return True
+
+    def fail(self, failure: Failure) -> bool:
+        """No record will be retried. Returns False where the outcome was FAILED already."""
+        if self.state == FAILED:
+            return False
+        if self.state != PENDING:
+            raise IllegalStateError(f"a batch that is {_STATE_NAMES[self.state]} cannot be FAILED")
+        self.failure = failure
+        self.state = FAILED
+        self._announce()
+        return True
+
+    def split_into(self, parts: list[tuple[int, Outcome]]) -> None:
+        """The records live on in `parts`; whoever waits here waits there from now on."""
+        if self.state != PENDING:
+            raise IllegalStateError(f"a batch that is {_STATE_NAMES[self.state]} cannot be SPLIT")
+        self.parts = parts
+        self.state = SPLIT
+        waiters, self.waiters = self.waiters, None
+        callbacks, self.callbacks = self.callbacks, None
+        fences, self.fences = self.fences, None
+        for index, future in waiters or ():
+            start, part = self._part(index)
+            part.add_waiter(index - start, future)
+        for index, function in callbacks or ():
+            start, part = self._part(index)
+            part.add_callback(index - start, function)
+        for fence in fences or ():
+            fence.replace(len(parts))
+            for _, part in parts:
+                part.add_fence(fence)
+
+    def add_waiter(self, index: int, future: Any) -> None:
+        """`future` gets a result (None) when the record at `index` has its end."""
+        if self.waiters is None:
+            self.waiters = []
+        self.waiters.append((index, future))
+
+    def add_callback(self, index: int, function: Callable[[], object]) -> None:
+        """`function` is called when the record at `index` has its end."""
+        if self.callbacks is None:
+            self.callbacks = []
+        self.callbacks.append((index, function))
+
+    def add_fence(self, fence: Any) -> None:
+        """`fence.passed()` is called when every record here has its end."""
+        if self.fences is None:
+            self.fences = []
+        self.fences.append(fence)
+
+    def _part(self, index: int) -> tuple[int, Outcome]:
+        """The part that holds the record at `index`, and the index of its first record."""
+        parts = self.parts
+        if parts is None:
+            raise IllegalStateError("this batch was not split")
+        found = parts[0]
+        for part in parts:
+            if part[0] > index:
+                break
+            found = part
+        return found
+
+    def _announce(self) -> None:
+        callbacks, self.callbacks = self.callbacks, None
+        waiters, self.waiters = self.waiters, None
+        fences, self.fences = self.fences, None
+        if callbacks is not None:
+            for _, function in callbacks:
+                try:
+                    function()
+                except Exception:
+                    # A callback is the user's code: it must not disturb the other records.
+                    logger.exception("a delivery callback of %s failed", self.topic)
+        if waiters is not None:
+            for _, future in waiters:
+                if not future.done():
+                    future.set_result(None)
+        if fences is not None:
+            for fence in fences:
+                fence.passed()
+
+    def __del__(self) -> None:
+        # Nobody can ask any more. A failure that nobody saw is reported once per batch.
+        if self.state == FAILED and self.observed < self.count and self.failure is not None:
+            logger.error(
+                "%d of %d records to %s-%d were not delivered and nobody looked at the result "
+                "(persisted: %s): %s: %s",
+                self.count - self.observed,
+                self.count,
+                self.topic,
+                self.partition,
+                self.failure.persisted,
+                self.failure.kind.__name__,
+                self.failure.message,
+            )
+
+
+class Delivery:
+    """The handle of one buffered record. `await` it for its RecordMetadata.
+
+    Awaiting again gives the same again. Cancelling the wait does not cancel the
+    record: it is on its way. Raises DeliveryError, see there for `persisted`.
+    """
+
+    __slots__ = ("_index", "_key_size", "_observed", "_outcome", "_timestamp", "_value_size")
+
+    _outcome: Outcome
+    _index: int
+    _timestamp: int
+    _key_size: int
+    _value_size: int
+    _observed: bool
+
+    def _resolve(self) -> Outcome:
+        """The outcome that decides about this record now: follows splits."""
+        while self._outcome.state == SPLIT:
+            start, part = self._outcome._part(self._index)
+            self._outcome = part
+            self._index -= start
+        return self._outcome
+
+    @property
+    def topic(self) -> str:
+        """The topic that the record goes to."""
+        return self._outcome.topic
+
+    @property
+    def partition(self) -> int:
+        """The partition that was chosen for the record."""
+        return self._outcome.partition
+
+    @property
+    def timestamp(self) -> int:
+        """The record's own timestamp, in ms."""
+        return self._timestamp
+
+    def done(self) -> bool:
+        """Whether the record has its end: acknowledged or failed."""
+        return self._resolve().state != PENDING
+
+    def result(self) -> RecordMetadata:
+        """Where the record is. Never waits.
+
+        Raises DeliveryError if it failed, IllegalStateError while it is not done.
+        """
+        outcome = self._resolve()
+        if outcome.state == ACKNOWLEDGED:
+            return RecordMetadata(
+                outcome.topic,
+                outcome.partition,
+                outcome.base_offset + self._index if outcome.base_offset >= 0 else -1,
+                outcome.log_append_time if outcome.log_append_time >= 0 else self._timestamp,
+                self._key_size,
+                self._value_size,
+            )
+        error = self.exception()
+        if error is None:
+            raise IllegalStateError("the record is PENDING: await the delivery, or ask done()")
+        raise error
+
+    def exception(self) -> DeliveryError | None:
+        """Why the record failed, or None. A fresh exception each time.
+
+        Raises IllegalStateError while the record is not done.
+        """
+        outcome = self._resolve()
+        if outcome.state == PENDING:
+            raise IllegalStateError("the record is PENDING: await the delivery, or ask done()")
+        failure = outcome.failure
+        if failure is None:
+            return None
+        if not self._observed:
+            self._observed = True
+            outcome.observed += 1
+        return failure.exception(outcome.topic, outcome.partition, self._index)
+
+    def peek_exception(self) -> DeliveryError | None:
+        """Like `exception`, for observers: the failure still counts as not looked at."""
+        outcome = self._resolve()
+        if outcome.failure is None:
+            return None
+        return outcome.failure.exception(outcome.topic, outcome.partition, self._index)
+
+    def add_done_callback(self, function: Callable[[Delivery], object]) -> None:
+        """Call `function(delivery)` when the record has its end; at once if it has.
+
+        It runs on the event loop, in the order of the batch: keep it short. What it
+        raises is logged.
+        """
+        outcome = self._resolve()
+        if outcome.state == PENDING:
+            outcome.add_callback(self._index, lambda: function(self))
+        else:
+            function(self)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        outcome = self._resolve()
+        if outcome.state == PENDING:
+            if outcome.create_future is None:
+                raise IllegalStateError("this delivery belongs to no event loop")
+            future = outcome.create_future()
+            outcome.add_waiter(self._index, future)
+            yield from future
+        return self.result()
+
+    def __repr__(self) -> str:
+        outcome = self._resolve()
+        where = f"{outcome.topic}-{outcome.partition}"
+        if outcome.state == ACKNOWLEDGED and outcome.base_offset >= 0:
+            where += f"@{outcome.base_offset + self._index}"
+        return f"<Delivery {where} {_STATE_NAMES[outcome.state].lower()}>"

@@ -1,0 +1,363 @@
+"""Idempotence: producer id, epoch, and the sequence numbers of each partition.
+
+A broker stores a batch of an idempotent producer only if its base sequence follows
+the last one it stored for that (producer id, epoch, partition); it recognises the last
+five batches and answers a repeated one as a success. From this follow the rules here:
+
+1. A batch gets its sequence when it is drained for the first time, and keeps it
+   through every retry: the bytes of a retry are the same.
+2. Up to five batches of a partition may be on the wire. As soon as one of them must
+   be retried, they go one at a time, lowest sequence first.
+3. When a batch ends without being stored, the sequences behind it have a hole that the
+   broker would refuse for ever. Then the epoch is bumped, locally (KIP-360): the
+   partition's waiting batches are renumbered from 0 under the new epoch, once none of
+   them is on the wire. Other partitions finish what they have under their old epoch and
+   change when nothing of theirs is outstanding.
+4. A batch that expires after it was sent may or may not be stored. The partition is
+   then `unresolved`: nothing new leaves until its outstanding batches have told.
+
+Sequences count modulo 2**31; comparisons are serial (RFC 1982), so they hold at the wrap.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from asyncproducer.errors import IllegalStateError
+
+if TYPE_CHECKING:
+    from asyncproducer.core.batch import ProducerBatch
+
+__all__ = [
+    "MAX_EPOCH",
+    "IdState",
+    "PartitionSequences",
+    "Sequences",
+    "decrement",
+    "increment",
+    "is_before",
+]
+
+_MODULO = 1 << 31
+
+#: The last epoch that a producer id can have; then a new id is needed.
+MAX_EPOCH = 32767
+
+
+def increment(sequence: int, by: int) -> int:
+    """`sequence` + `by`, wrapping from 2147483647 to 0."""
+    return (sequence + by) % _MODULO
+
+
+def decrement(sequence: int, by: int) -> int:
+    """`sequence` - `by`, wrapping from 0 to 2147483647."""
+    return (sequence - by) % _MODULO
+
+
+def is_before(first: int, second: int) -> bool:
+    """Whether `first` comes before `second`, wrapped or not."""
+    return first != second and (second - first) % _MODULO < _MODULO // 2
+
+
+class IdState(Enum):
+    """Where the producer id stands."""
+
+    NONE = "NONE"
+    REQUESTED = "REQUESTED"
+    READY = "READY"
+    FATAL = "FATAL"
+
+
+#: The legal moves of the producer id's state.
+TRANSITIONS: dict[IdState, frozenset[IdState]] = {
+    IdState.NONE: frozenset({IdState.REQUESTED, IdState.FATAL}),
+    IdState.REQUESTED: frozenset({IdState.READY, IdState.NONE, IdState.FATAL}),
+    IdState.READY: frozenset({IdState.NONE, IdState.FATAL}),
+    IdState.FATAL: frozenset({IdState.FATAL}),
+}
+
+
+class PartitionSequences:
+    """One partition's numbers."""
+
+    __slots__ = (
+        "last_acked_offset",
+        "last_acked_sequence",
+        "next_sequence",
+        "outstanding",
+        "owner",
+        "producer_epoch",
+        "producer_id",
+        "renumber",
+        "unresolved",
+    )
+
+    def __init__(self, owner: Any = None) -> None:
+        #: The queue whose numbers these are.
+        self.owner = owner
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.next_sequence = 0
+        self.last_acked_sequence = -1
+        self.last_acked_offset = -1
+        #: Batches that have a sequence and no end yet, in sequence order: on the wire or
+        #: waiting for their retry.
+        self.outstanding: list[ProducerBatch] = []
+        #: The sequence behind the last batch whose fate is unknown, or None.
+        self.unresolved: int | None = None
+        #: The outstanding batches are to be renumbered under the new epoch.
+        self.renumber = False
+
+    @property
+    def on_wire(self) -> bool:
+        """Whether one of the outstanding batches is in a request now."""
+        return any(batch.in_flight for batch in self.outstanding)
+
+    def __repr__(self) -> str:
+        return (
+            f"<PartitionSequences id={self.producer_id}:{self.producer_epoch} "
+            f"next={self.next_sequence} acked={self.last_acked_sequence} "
+            f"outstanding={len(self.outstanding)} unresolved={self.unresolved}>"
+        )
+
+
+class Sequences:
+    """The producer id of this producer, and what follows from answers for the sequences."""
+
+    def __init__(self) -> None:
+        self.state = IdState.NONE
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.fatal_error: BaseException | None = None
+        self.epoch_bumps = 0
+        #: Partitions whose outstanding batches wait to be renumbered.
+        self._renumber: dict[PartitionSequences, None] = {}
+        #: Partitions with a batch of unknown fate.
+        self._unresolved: dict[PartitionSequences, None] = {}
+
+    # -- the producer id -------------------------------------------------------------------
+
+    def _move(self, to: IdState) -> None:
+        if to not in TRANSITIONS[self.state]:
+            raise IllegalStateError(
+                f"the producer id cannot go from {self.state.name} to {to.name}"
+            )
+        self.state = to
+
+    @property
+    def needs_id(self) -> bool:
+        """Whether an InitProducerId request should be made now."""
+        return self.state is IdState.NONE
+
+    def requested(self) -> None:
+        """An InitProducerId request is on its way."""
+        self._move(IdState.REQUESTED)
+
+    def request_failed(self) -> None:
+        """It failed in a way that may pass: ask again."""
+        self._move(IdState.NONE)
+
+    def assigned(self, producer_id: int, producer_epoch: int) -> None:
+        """The broker gave us an id."""
+        self._move(IdState.READY)
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing can be sent any more with this producer."""
+        self._move(IdState.FATAL)
+        self.fatal_error = error
+
+    # -- draining --------------------------------------------------------------------------
+
+    def _stale(self, partition: PartitionSequences) -> bool:
+        return (
+            partition.producer_id != self.producer_id
+            or partition.producer_epoch != self.producer_epoch
+        )
+
+    def may_drain(self, partition: PartitionSequences, batch: ProducerBatch) -> bool:
+        """Whether `batch`, the head of its queue, may be sent now.
+
+        When not, something outstanding of this partition, or the producer id, is
+        waited for; its end calls for another look.
+        """
+        if self.state is not IdState.READY or partition.renumber:
+            return False
+        if batch.base_sequence < 0:
+            if partition.unresolved is not None:
+                return False
+            if not partition.outstanding:
+                return True
+            # Behind an outstanding batch: not across an epoch, not past a retry, and not
+            # to another leader. Who answers in another connection may answer earlier, and
+            # five batches later this leader would no longer recognise those before it.
+            leader = partition.owner.leader
+            return not self._stale(partition) and all(
+                b.in_flight and b.sent_to == leader for b in partition.outstanding
+            )
+        return bool(partition.outstanding) and partition.outstanding[0] is batch
+
+    def assign(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
+        """Give `batch` its sequence if it has none. It is outstanding from now on."""
+        if batch.base_sequence >= 0:
+            return
+        if not partition.outstanding and self._stale(partition):
+            self._restart(partition)
+        batch.set_producer_state(
+            partition.producer_id,
+            partition.producer_epoch,
+            partition.next_sequence,
+            transactional=False,
+        )
+        partition.next_sequence = increment(partition.next_sequence, batch.count)
+        partition.outstanding.append(batch)
+
+    def _restart(self, partition: PartitionSequences) -> None:
+        partition.producer_id = self.producer_id
+        partition.producer_epoch = self.producer_epoch
+        partition.next_sequence = 0
+        partition.last_acked_sequence = -1
+        partition.last_acked_offset = -1
+        partition.unresolved = None
+        partition.renumber = False
+        self._unresolved.pop(partition, None)
+
+    # -- answers ---------------------------------------------------------------------------
+
+    def acknowledged(
+        self, partition: PartitionSequences, batch: ProducerBatch, base_offset: int
+    ) -> None:
+        """The broker has `batch`. Also for one that was given up meanwhile."""
+        self._forget(partition, batch)
+        if not self._same_epoch(partition, batch):
+            return
+        last = increment(batch.base_sequence, batch.count - 1)
+        if partition.last_acked_sequence < 0 or is_before(partition.last_acked_sequence, last):
+            partition.last_acked_sequence = last
+        if base_offset >= 0:
+            partition.last_acked_offset = max(
+                partition.last_acked_offset, base_offset + batch.count - 1
+            )
+
+    def _same_epoch(self, partition: PartitionSequences, batch: ProducerBatch) -> bool:
+        return (
+            batch.producer_id == partition.producer_id
+            and batch.producer_epoch == partition.producer_epoch
+        )
+
+    def _forget(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
+        if batch in partition.outstanding:
+            partition.outstanding.remove(batch)
+
+    def rejected(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
+        """`batch` ended without being stored, as the broker said: its sequences are a hole."""
+        if batch.base_sequence < 0:
+            return
+        self._forget(partition, batch)
+        if self._same_epoch(partition, batch):
+            self.bump(partition)
+
+    def expired(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
+        """`batch` was given up after it was sent: nobody knows whether it is stored."""
+        if batch.base_sequence < 0:
+            return
+        self._forget(partition, batch)
+        if not self._same_epoch(partition, batch):
+            return
+        behind = increment(batch.base_sequence, batch.count)
+        if partition.unresolved is None or is_before(partition.unresolved, behind):
+            partition.unresolved = behind
+        self._unresolved[partition] = None
+
+    def split(
+        self, partition: PartitionSequences, batch: ProducerBatch, parts: list[ProducerBatch]
+    ) -> None:
+        """The parts take over the sequences of the batch that was too large."""
+        if batch.base_sequence < 0:
+            return
+        at = partition.outstanding.index(batch)
+        sequence = batch.base_sequence
+        for part in parts:
+            part.set_producer_state(
+                batch.producer_id, batch.producer_epoch, sequence, transactional=batch.transactional
+            )
+            sequence = increment(sequence, part.count)
+        partition.outstanding[at : at + 1] = parts
+
+    def out_of_order(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
+        """OUT_OF_ORDER_SEQUENCE for `batch`, which will be retried (spec 8.5).
+
+        While an earlier batch is still missing, that is what a broker must answer. Where
+        `batch` is the first one outstanding, the hole is real and only a new epoch mends it.
+        """
+        if not self._same_epoch(partition, batch) or partition.renumber:
+            return
+        if partition.outstanding and partition.outstanding[0] is batch:
+            self.bump(partition)
+
+    def unknown_producer(
+        self, partition: PartitionSequences, batch: ProducerBatch, log_start_offset: int
+    ) -> None:
+        """UNKNOWN_PRODUCER_ID for `batch`, which will be retried: the broker forgot us.
+
+        Without a log start offset the answer says nothing about the log, and the same
+        again may succeed. Otherwise the sequences start anew under a new epoch.
+        """
+        if log_start_offset < 0 or partition.renumber or not self._same_epoch(partition, batch):
+            return
+        self.bump(partition)
+
+    # -- epochs ----------------------------------------------------------------------------
+
+    def bump(self, partition: PartitionSequences) -> None:
+        """Ask for a new epoch for the sake of this partition."""
+        partition.renumber = True
+        self._renumber[partition] = None
+
+    def resolve(self) -> list[PartitionSequences]:
+        """Look again at partitions of unknown fate; returns those that may go on."""
+        free = []
+        for partition in list(self._unresolved):
+            if partition.outstanding:
+                continue
+            del self._unresolved[partition]
+            partition.unresolved = None
+            if increment(partition.last_acked_sequence, 1) != partition.next_sequence:
+                self.bump(partition)
+            else:
+                free.append(partition)
+        return free
+
+    def apply_bumps(self) -> list[PartitionSequences]:
+        """Bump the epoch if a partition needs it and renumber what can be renumbered.
+
+        Returns the partitions that may go on. At the last epoch the id is given up and
+        `needs_id` says so; the renumbering happens when the new id is there.
+        """
+        if self.state is not IdState.READY or not self._renumber:
+            return []
+        waiting = [p for p in self._renumber if not p.on_wire]
+        if not waiting:
+            return []
+        if any(not self._stale(p) for p in waiting):
+            if self.producer_epoch >= MAX_EPOCH:
+                self.producer_id = -1
+                self.producer_epoch = -1
+                self._move(IdState.NONE)
+                return []
+            self.producer_epoch += 1
+            self.epoch_bumps += 1
+        for partition in waiting:
+            del self._renumber[partition]
+            self._restart(partition)
+            for batch in partition.outstanding:
+                batch.set_producer_state(
+                    self.producer_id,
+                    self.producer_epoch,
+                    partition.next_sequence,
+                    transactional=False,
+                )
+                partition.next_sequence = increment(partition.next_sequence, batch.count)
+        return waiting
