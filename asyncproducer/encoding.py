@@ -1,0 +1,205 @@
+"""From what users give to what the wire takes: keys, values, headers, timestamps, partitioners.
+
+Everything here is checked before a record is buffered, and says in its errors what
+was given and what is wanted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from asyncproducer.core.partitioner import Murmur3Partitioner, RoundRobinPartitioner
+from asyncproducer.errors import (
+    ConfigError,
+    InvalidTimestamp,
+    KafkaError,
+    SerializationError,
+)
+
+if TYPE_CHECKING:
+    from asyncproducer.plugins import Partitioner, TopicView
+    from asyncproducer.records import Header
+
+__all__ = [
+    "MAX_TIMESTAMP",
+    "RecordSerializer",
+    "header_list",
+    "partitioner_of",
+    "timestamp_ms",
+    "to_bytes",
+]
+
+
+#: What the record format has room for.
+MAX_TIMESTAMP = 2**63 - 1
+
+
+class _FunctionPartitioner:
+    """A plain function as a partitioner."""
+
+    def __init__(self, function: Callable[[TopicView, bytes | None, bytes | None], int]) -> None:
+        self.partition = function
+
+
+def partitioner_of(choice: Any) -> Partitioner | None:
+    """The partitioner of the option `partitioner`; None for the built-in one."""
+    if choice in ("default", "murmur2"):
+        return None
+    if choice == "round_robin":
+        return RoundRobinPartitioner()
+    if choice == "murmur3":
+        return Murmur3Partitioner()
+    if hasattr(choice, "partition"):
+        partitioner: Partitioner = choice
+        return partitioner
+    return _FunctionPartitioner(choice)
+
+
+class RecordSerializer:
+    """A user's serializer, called in one way; its errors are SerializationErrors."""
+
+    __slots__ = ("_wide", "function", "is_async", "what")
+
+    def __init__(self, function: Callable[..., Any], what: str) -> None:
+        if not callable(function):
+            raise ConfigError(
+                f"{what}_serializer={function!r}: must be a function value -> bytes, or "
+                "(topic, value, headers) -> bytes"
+            )
+        self.function = function
+        self.what = what
+        self._wide = _takes_three(function)
+        #: Known to be. A function that turns out to return an awaitable is treated the same.
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            type(function).__call__
+        )
+
+    @staticmethod
+    def of(function: Callable[..., Any] | None, what: str) -> RecordSerializer | None:
+        """The serializer of the argument `key_serializer` or `value_serializer`."""
+        return None if function is None else RecordSerializer(function, what)
+
+    def __call__(self, topic: str, value: Any, headers: list[Header]) -> Any:
+        """What the user's function returns; an awaitable if it is async."""
+        try:
+            if self._wide:
+                return self.function(topic, value, headers)
+            return None if value is None else self.function(value)
+        except KafkaError:
+            raise
+        except Exception as error:
+            raise self._failed(topic, error) from error
+
+    async def awaited(self, topic: str, result: Any) -> Any:
+        """What an async serializer returns in the end."""
+        try:
+            return await result
+        except KafkaError:
+            raise
+        except Exception as error:
+            raise self._failed(topic, error) from error
+
+    def _failed(self, topic: str, error: Exception) -> SerializationError:
+        return SerializationError(
+            f"the {self.what} for topic {topic} could not be serialized: "
+            f"{type(error).__name__}: {error}"
+        )
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return False  # a builtin: value -> bytes
+    required = [
+        p
+        for p in signature.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    return len(required) == 3
+
+
+def to_bytes(topic: str, what: str, data: Any) -> bytes:
+    """What can be sent without a serializer, as bytes.
+
+    A copy of what can be changed: the record may wait in line while its owner goes on.
+    """
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    if isinstance(data, str):
+        try:
+            return data.encode()
+        except UnicodeEncodeError as error:
+            raise SerializationError(
+                f"the {what} for topic {topic} is not UTF-8: {error}"
+            ) from error
+    raise SerializationError(
+        f"the {what} for topic {topic} is of type {type(data).__name__}: give bytes, bytearray, "
+        f"memoryview, str or None, or give the Producer a {what}_serializer"
+    )
+
+
+def header_list(headers: Any) -> list[Header]:
+    """Headers as pairs of str and bytes or None. Raises SerializationError with the place."""
+    if isinstance(headers, (str, bytes)):
+        raise SerializationError(
+            f"headers={headers!r}: give a mapping, or pairs of a name and a value"
+        )
+    items = headers.items() if isinstance(headers, Mapping) else headers
+    result: list[Header] = []
+    try:
+        for index, pair in enumerate(items):
+            if isinstance(pair, (str, bytes)) or len(pair) != 2:
+                raise SerializationError(
+                    f"header {index} is {pair!r}: must be a pair of name and value"
+                )
+            name, value = pair
+            if not isinstance(name, str):
+                raise SerializationError(f"header {index} has the name {name!r}: must be a str")
+            if not name.isascii():
+                _utf8(name, index)  # raises now what encoding it later would raise
+            if isinstance(value, str):
+                value = _utf8(value, index)
+            elif isinstance(value, (bytearray, memoryview)):
+                value = bytes(value)
+            elif value is not None and not isinstance(value, bytes):
+                raise SerializationError(
+                    f"header {index} ({name!r}) has a value of type {type(value).__name__}: "
+                    "must be bytes, str or None"
+                )
+            result.append((name, value))
+    except TypeError as error:
+        raise SerializationError(
+            f"headers of type {type(headers).__name__}: give a mapping, or pairs"
+        ) from error
+    return result
+
+
+def _utf8(text: str, index: int) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise SerializationError(f"header {index} is not UTF-8: {error}") from error
+
+
+def timestamp_ms(timestamp: Any) -> int:
+    """An int or an aware datetime as ms since 1970. Raises InvalidTimestamp."""
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise InvalidTimestamp(
+                f"timestamp {timestamp!r} has no time zone: use an aware datetime, "
+                "for example datetime.now(timezone.utc)"
+            )
+        timestamp = round(timestamp.timestamp() * 1000)
+    if type(timestamp) is not int:
+        raise InvalidTimestamp(
+            f"timestamp {timestamp!r}: must be an int (ms since 1970) or an aware datetime"
+        )
+    if timestamp < 0:
+        raise InvalidTimestamp(f"timestamp {timestamp}: must not be before 1970")
+    if timestamp > MAX_TIMESTAMP:
+        raise InvalidTimestamp(f"timestamp {timestamp}: must be ms since 1970, in 63 bits")
+    return timestamp

@@ -1,0 +1,805 @@
+"""The way in: from a call to a record in the accumulator, at once or in line.
+
+`enter` does everything that needs no waiting: interceptors, serializers, checks, the
+partition, and `append`. Where the topic is not known yet or there is no memory, the
+record becomes a `Pending` in a line: first that of its topic's metadata, then that of
+the buffer pool. Whoever serves a line appends the record there and then, so records
+enter the accumulator in the order in which their callers came: nobody overtakes
+between being woken and running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from asyncproducer.core.batch import NO_HEADERS, batch_upper_bound, encode_headers
+from asyncproducer.core.delivery import Delivery
+from asyncproducer.core.partitioner import partition_for_key
+from asyncproducer.encoding import (
+    MAX_TIMESTAMP,
+    header_list,
+    partitioner_of,
+    timestamp_ms,
+    to_bytes,
+)
+from asyncproducer.errors import (
+    AuthorizationError,
+    BrokerError,
+    BufferFull,
+    ErrorCode,
+    IllegalStateError,
+    InvalidPartition,
+    InvalidTopic,
+    MetadataNotReady,
+    MetadataTimeout,
+    RecordTooLarge,
+    SerializationError,
+)
+from asyncproducer.net.buffer_pool import Ticket
+from asyncproducer.records import Record, RecordMetadata
+
+if TYPE_CHECKING:
+    from asyncproducer.config import ProducerConfig
+    from asyncproducer.core.accumulator import Accumulator, TopicState
+    from asyncproducer.core.metadata import ClusterMetadata, TopicMetadata
+    from asyncproducer.core.metrics import Metrics
+    from asyncproducer.encoding import RecordSerializer
+    from asyncproducer.net.buffer_pool import BufferPool
+    from asyncproducer.net.cluster import Cluster
+    from asyncproducer.net.scheduler import Scheduler
+    from asyncproducer.plugins import Interceptor
+    from asyncproducer.records import Header
+
+__all__ = ["Intake", "Pending"]
+
+logger = logging.getLogger("asyncproducer")
+
+#: How many records that waited for metadata are appended before the loop may turn.
+_SERVED_AT_ONCE = 500
+
+#: How many batches a loop of `await enqueue()` fills before it lets the event loop turn.
+_BATCHES_PER_TURN = 4
+
+_CANNOT_WAIT = "send_nowait cannot wait for an async serializer: use send or enqueue"
+
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class Pending(Ticket):
+    """A record that waits: for its topic's metadata, then for memory."""
+
+    __slots__ = (
+        "deadline",
+        "future",
+        "headers",
+        "intake",
+        "key",
+        "partition",
+        "state",
+        "timer",
+        "timestamp",
+        "topic",
+        "value",
+    )
+
+    def __init__(
+        self,
+        intake: Intake,
+        topic: str,
+        partition: int | None,
+        timestamp: int,
+        key: Any,
+        value: Any,
+        headers: bytes,
+        deadline: float,
+    ) -> None:
+        self.intake = intake
+        self.topic = topic
+        self.partition = partition
+        self.timestamp = timestamp
+        self.key = key
+        self.value = value
+        self.headers = headers
+        self.deadline = deadline
+        self.state: TopicState | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.future: asyncio.Future[Delivery] | None = None
+
+    def claim(self) -> bool:
+        """Whether the record fits a batch that is open now."""
+        return self._append(0)
+
+    def granted(self) -> None:
+        """Memory for a new batch is there."""
+        self._append(self._asked)
+
+    def refused(self, error: BaseException) -> None:
+        """There was none in time, or the producer was closed."""
+        self.fail(error)
+
+    def _append(self, granted: int) -> bool:
+        intake = self.intake
+        state = self.state
+        if state is None:
+            raise IllegalStateError("a record without a topic cannot be appended")
+        delivery = intake.accumulator.append(
+            state,
+            -1 if self.partition is None else self.partition,
+            self.timestamp,
+            self.key,
+            self.value,
+            self.headers,
+            intake.loop_time(),
+            granted,
+        )
+        intake.tell_news()
+        if delivery is None:
+            return False
+        self.resolve(delivery)
+        return True
+
+    def resolve(self, delivery: Delivery) -> None:
+        """The record is buffered."""
+        self.disarm()
+        if self.future is not None and not self.future.done():
+            self.future.set_result(delivery)
+
+    def fail(self, error: BaseException) -> None:
+        """The record will not be buffered."""
+        self.disarm()
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+    def buffered(self) -> Delivery | None:
+        """The Delivery, where the record was buffered in the turn that cancelled its caller."""
+        future = self.future
+        if future is None or not future.done() or future.cancelled():
+            return None
+        return None if future.exception() is not None else future.result()
+
+    def disarm(self) -> None:
+        """No deadline for metadata any more."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class Intake:
+    """What a running producer does with a record until it is buffered."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        metadata: ClusterMetadata,
+        cluster: Cluster,
+        pool: BufferPool,
+        accumulator: Accumulator,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        interceptors: tuple[Interceptor, ...],
+        key_serializer: RecordSerializer | None,
+        value_serializer: RecordSerializer | None,
+        check_usable: Callable[[], None],
+    ) -> None:
+        self.accumulator = accumulator
+        self.loop_time = loop.time
+        #: The loop on which records are taken now; None before the start and from close on.
+        self.open_loop: asyncio.AbstractEventLoop | None = None
+        #: A task that filled several batches in a row and shall let the loop turn.
+        self.breathing: asyncio.Task[Any] | None = None
+        self.partitioner = partitioner_of(config.partitioner)
+        self._config = config
+        self._loop = loop
+        self._metadata = metadata
+        self._cluster = cluster
+        self._pool = pool
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._interceptors = interceptors
+        self._key_serializer = key_serializer
+        self._value_serializer = value_serializer
+        serializers = [s for s in (key_serializer, value_serializer) if s is not None]
+        self._serializes = bool(serializers)
+        self._async_serializers = any(s.is_async for s in serializers)
+        self._check_usable = check_usable
+        self._hash_keys = not config.partitioner_ignore_keys
+        self._max_block = config.max_block_ms / 1000
+        # Below this, key, value and headers fit whatever their lengths' encodings take.
+        self._certain_size = min(config.max_request_size, config.buffer_memory) - 128
+        #: Records of topics that are not known yet, or whose line is being let in.
+        self._lines: dict[str, deque[Pending]] = {}
+        #: Records for partitions that their topics do not have (yet).
+        self._absent: dict[str, deque[Pending]] = {}
+        self._filled = 0
+        self._settling = False
+
+    @property
+    def waiting(self) -> int:
+        """How many records wait for metadata."""
+        return sum(map(len, (*self._lines.values(), *self._absent.values())))
+
+    def close(self, error: BaseException) -> None:
+        """Refuse those who wait for metadata. The pool refuses those who wait for memory."""
+        self.open_loop = None
+        lines = [*self._lines.values(), *self._absent.values()]
+        self._lines, self._absent = {}, {}
+        for line in lines:
+            for pending in line:
+                pending.fail(error)
+
+    def enter(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Any,
+        partition: int | None,
+        timestamp: int | datetime | None,
+        *,
+        wait: bool = True,
+    ) -> Any:
+        """Buffer the record, or put it in line. Returns a Delivery, a Pending, or for async
+        serializers and interceptors' records a coroutine that gives one of them."""
+        if self.open_loop is None or self.open_loop is not running_loop():
+            self._check_usable()
+        if self._interceptors:
+            return self._enter_observed(topic, value, key, headers, partition, timestamp, wait)
+        pairs = None if headers is None else header_list(headers)
+        if self._serializes:
+            if pairs is None:
+                pairs = []
+            if self._async_serializers and wait:
+                return self._enter_serialized(topic, value, key, pairs, partition, timestamp)
+            key, value = self._serialize(topic, key, value, pairs, wait)
+            if inspect.isawaitable(key) or inspect.isawaitable(value):
+                return self._enter_awaited(topic, value, key, pairs, partition, timestamp)
+        return self._enter_bytes(topic, value, key, pairs, partition, timestamp, wait)
+
+    def _serialize(
+        self, topic: str, key: Any, value: Any, pairs: list[Header], wait: bool
+    ) -> tuple[Any, Any]:
+        """Key and value as their serializers return them: to be awaited, perhaps, if `wait`."""
+        if self._async_serializers and not wait:
+            raise SerializationError(_CANNOT_WAIT)
+        if self._key_serializer is not None:
+            key = self._key_serializer(topic, key, pairs)
+        if self._value_serializer is not None:
+            value = self._value_serializer(topic, value, pairs)
+        if not wait:
+            late = [data for data in (key, value) if inspect.isawaitable(data)]
+            for data in late:
+                if inspect.iscoroutine(data):
+                    data.close()
+            if late:
+                raise SerializationError(_CANNOT_WAIT)
+        return key, value
+
+    def _enter_bytes(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        pairs: list[Header] | None,
+        partition: int | None,
+        timestamp: int | datetime | None,
+        wait: bool,
+    ) -> Delivery | Pending:
+        if value is not None and type(value) is not bytes:
+            value = to_bytes(topic, "value", value)
+        if key is not None and type(key) is not bytes:
+            key = to_bytes(topic, "key", key)
+        if not pairs:
+            headers = NO_HEADERS
+        else:
+            # A serializer may have added some.
+            headers = encode_headers(header_list(pairs) if self._serializes else pairs)
+        size = len(headers)
+        if value is not None:
+            size += len(value)
+        if key is not None:
+            size += len(key)
+        if size > self._certain_size:
+            self._check_size(topic, key, value, headers)
+        if timestamp is None:
+            timestamp = int(time.time() * 1000)
+        elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
+            timestamp = timestamp_ms(timestamp)
+        state = self.accumulator.topics.get(topic)
+        if state is None or not state.known or topic in self._lines:
+            return self._enter_line(topic, partition, timestamp, key, value, headers, wait=wait)
+        if partition is None:
+            if self.partitioner is not None:
+                partition = self._ask_partitioner(state.view, key, value)
+            elif key is not None and self._hash_keys:
+                partition = partition_for_key(key, state.view.partition_count)
+        elif type(partition) is not int or not 0 <= partition < state.view.partition_count:
+            return self._enter_line(topic, partition, timestamp, key, value, headers, wait=wait)
+        if self._pool.waiting:
+            # Nobody overtakes those who wait for memory.
+            if not wait:
+                raise self._buffer_full()
+            return self._enter_pool(state, partition, timestamp, key, value, headers)
+        accumulator = self.accumulator
+        delivery = accumulator.append(
+            state,
+            -1 if partition is None else partition,
+            timestamp,
+            key,
+            value,
+            headers,
+            self.loop_time(),
+        )
+        if accumulator.news:
+            self._after_news()
+        if delivery is not None:
+            return delivery
+        if not wait:
+            raise self._buffer_full()
+        return self._enter_pool(state, partition, timestamp, key, value, headers)
+
+    def _after_news(self) -> None:
+        """A batch began or became full: let the scheduler know."""
+        accumulator = self.accumulator
+        if accumulator.fresh and not self._settling:
+            self._settling = True
+            self._loop.call_soon(self._settle)
+        if accumulator.ready:
+            self._filled += 1
+            if self._filled >= _BATCHES_PER_TURN:
+                self._filled = 0
+                self.breathing = asyncio.current_task()
+            if any(self._cluster.is_idle(node) for node in accumulator.ready):
+                # The connection has nothing to do: the batch leaves now, the loop need
+                # not turn first.
+                self._scheduler.step(self.loop_time())
+                return
+        accumulator.news = False
+        self._scheduler.wake()
+
+    def _settle(self) -> None:
+        """One turn of the loop later: is anybody still adding to the new batches?"""
+        now = self.loop_time()
+        accumulator = self.accumulator
+        self._settling = accumulator.settle(now, self._cluster.is_idle)
+        if self._settling:
+            self._loop.call_soon(self._settle)
+        if accumulator.ready:
+            self._scheduler.step(now)
+
+    def tell_news(self) -> None:
+        """Somebody else than a caller of ours appended: let the scheduler know, if need be."""
+        if self.accumulator.news:
+            self._scheduler.wake()
+
+    def _buffer_full(self) -> BufferFull:
+        return BufferFull(
+            f"the buffer is full: {self._pool.available} of {self._pool.total} bytes are free and "
+            f"{self._pool.waiting} senders wait; await enqueue() or send(), or raise buffer_memory"
+        )
+
+    async def wait(self, entered: Any) -> Delivery:
+        """Wait in line for what `_enter` could not do at once."""
+        while type(entered) is not Delivery:
+            if type(entered) is not Pending:
+                entered = await entered
+                continue
+            pending = entered
+            if pending.future is None:
+                raise AssertionError("a pending record has a future")
+            try:
+                return await pending.future
+            except asyncio.CancelledError:
+                self._withdraw(pending)
+                raise
+        return entered
+
+    def _withdraw(self, pending: Pending) -> None:
+        """The record leaves its line: the caller was cancelled, or its time is up."""
+        pending.disarm()
+        if pending.future is not None and pending.future.done() and not pending.future.cancelled():
+            # Refused in the turn in which the caller was cancelled: nobody asks why.
+            pending.future.exception()
+        if pending.state is not None:
+            self._pool.leave(pending)
+            return
+        for lines in (self._lines, self._absent):
+            line = lines.get(pending.topic)
+            if line is not None and pending in line:
+                line.remove(pending)
+                if not line:
+                    del lines[pending.topic]
+
+    def _enter_line(
+        self,
+        topic: str,
+        partition: int | None,
+        timestamp: int,
+        key: Any,
+        value: Any,
+        headers: bytes,
+        *,
+        wait: bool,
+    ) -> Delivery | Pending:
+        """The topic, or the partition, is not known yet: wait for metadata."""
+        self.check_topic(topic)
+        if partition is not None and (type(partition) is not int or partition < 0):
+            raise InvalidPartition(f"partition {partition!r} for {topic}: must be an int >= 0")
+        now = self.loop_time()
+        pending = Pending(
+            self, topic, partition, timestamp, key, value, headers, now + self._max_block
+        )
+        line = self._lines.get(topic)
+        denied: AuthorizationError | None = None
+        try:
+            if line is None and self.ready(pending):
+                # Known since a moment ago, but not used yet.
+                return self._admit(pending, wait=wait)
+        except AuthorizationError as refusal:
+            denied = refusal  # when we last asked: it may have been granted since
+        self._cluster.add_topic(topic)
+        known = self._metadata.topic(topic) is not None
+        if known or self._metadata.topic_error(topic):
+            self._cluster.request_update_for_topic(topic)
+        if not wait or self._max_block == 0:
+            if denied is not None:
+                raise denied
+            raise self.metadata_timeout(pending) if wait else self._not_ready(pending)
+        pending.future = self._loop.create_future()
+        pending.timer = self._loop.call_at(pending.deadline, self._metadata_timed_out, pending)
+        if line is not None:
+            line.append(pending)
+        else:
+            (self._absent if known else self._lines).setdefault(topic, deque()).append(pending)
+        return pending
+
+    def _metadata_timed_out(self, pending: Pending) -> None:
+        if pending.future is not None and not pending.future.done():
+            self._withdraw(pending)
+            self._metrics.record_refused(pending.topic)
+            pending.fail(self.metadata_timeout(pending))
+
+    def metadata_timeout(self, pending: Pending) -> MetadataTimeout:
+        """The error of a record whose topic or partition did not appear in time."""
+        budget = f"{round(self._max_block * 1000)} ms (max_block_ms)"
+        view = self._metadata.topic(pending.topic)
+        code = self._metadata.topic_error(pending.topic)
+        if view is None:
+            error = MetadataTimeout(
+                f"topic {pending.topic!r} is not known after {budget}: check its name, and whether "
+                "the brokers create topics by themselves (auto.create.topics.enable)"
+            )
+        else:
+            error = MetadataTimeout(
+                f"partition {pending.partition} of {pending.topic!r} did not appear within "
+                f"{budget}: the topic has {view.partition_count} partitions"
+            )
+        if code:
+            error.__cause__ = BrokerError(code)
+        elif self._cluster.fatal_error is not None:
+            error.__cause__ = self._cluster.fatal_error
+        return error
+
+    def _not_ready(self, pending: Pending) -> MetadataNotReady:
+        """The error of a record that will not wait."""
+        view = self._metadata.topic(pending.topic)
+        if view is None:
+            what = f"topic {pending.topic!r} is not known yet"
+        elif pending.partition is not None and pending.partition >= view.partition_count:
+            what = (
+                f"topic {pending.topic!r} has no partition {pending.partition}, only "
+                f"{view.partition_count} partitions"
+            )
+        else:
+            what = f"others wait in line to be sent to topic {pending.topic!r}"
+        error = MetadataNotReady(
+            f"{what}: the brokers are asked, try again later, or await send, enqueue or warm_up"
+        )
+        code = self._metadata.topic_error(pending.topic)
+        if code:
+            error.__cause__ = BrokerError(code)
+        return error
+
+    def ready(self, pending: Pending) -> bool:
+        """Whether metadata has what the record needs. Raises what makes it hopeless."""
+        name = pending.topic
+        view = self._metadata.topic(name)
+        if view is None:
+            code = self._metadata.topic_error(name)
+            if code == ErrorCode.INVALID_TOPIC_EXCEPTION:
+                raise InvalidTopic(f"the brokers do not accept the topic name {name!r}")
+            if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                error = AuthorizationError(f"not authorized for topic {name!r}")
+                error.code = code
+                raise error
+            if self._cluster.fatal_error is not None:
+                raise self._cluster.fatal_error
+            return False
+        return pending.partition is None or pending.partition < view.partition_count
+
+    def _admit(self, pending: Pending, *, wait: bool = True) -> Delivery | Pending:
+        """Metadata is there: choose the partition, and append or wait for memory."""
+        view = self._metadata.topic(pending.topic)
+        if view is None:
+            raise AssertionError("the topic was there")
+        state = self.accumulator.topics.get(pending.topic)
+        if state is None or not state.known or state.view is not view:
+            state = self.accumulator.update_topic(view, self.loop_time())
+        partition = pending.partition
+        if partition is None:
+            if self.partitioner is not None:
+                partition = self._ask_partitioner(view, pending.key, pending.value)
+            elif pending.key is not None and self._hash_keys:
+                partition = partition_for_key(pending.key, view.partition_count)
+        pending.partition = partition
+        pending.state = state
+        if not self._pool.waiting:
+            accumulator = self.accumulator
+            delivery = accumulator.append(
+                state,
+                -1 if partition is None else partition,
+                pending.timestamp,
+                pending.key,
+                pending.value,
+                pending.headers,
+                self.loop_time(),
+            )
+            if accumulator.news:
+                self._after_news()
+            if delivery is not None:
+                pending.resolve(delivery)
+                return delivery
+        if not wait:
+            raise self._buffer_full()
+        self._join_pool(pending)
+        return pending
+
+    def _enter_pool(
+        self,
+        state: TopicState,
+        partition: int | None,
+        timestamp: int,
+        key: Any,
+        value: Any,
+        headers: bytes,
+    ) -> Pending:
+        pending = Pending(
+            self,
+            state.name,
+            partition,
+            timestamp,
+            key,
+            value,
+            headers,
+            self.loop_time() + self._max_block,
+        )
+        pending.state = state
+        self._join_pool(pending)
+        return pending
+
+    def _join_pool(self, pending: Pending) -> None:
+        pending.disarm()
+        if pending.future is None:
+            pending.future = self._loop.create_future()
+        size = batch_upper_bound(pending.key, pending.value, pending.headers)
+        self._pool.enter(max(size, self._config.batch_size), pending.deadline, pending)
+        self.tell_news()
+
+    def _serve_line(self, topic: str) -> None:
+        """Let in, in order, the records that waited for this topic's metadata."""
+        line = self._lines.get(topic)
+        served = 0
+        while line:
+            pending = line[0]
+            if pending.future is None or pending.future.done():
+                line.popleft()
+                continue
+            if served >= _SERVED_AT_ONCE:
+                self._loop.call_soon(self._serve_line, topic)
+                return
+            try:
+                if not self.ready(pending):
+                    self._metadata.request_update_for_topic(topic)  # keep asking
+                    if self._metadata.topic(topic) is None:
+                        return
+                    # Only its partition is missing: those behind need not wait for that.
+                    line.popleft()
+                    self._absent.setdefault(topic, deque()).append(pending)
+                    continue
+                line.popleft()
+                self._admit(pending)
+            except Exception as error:
+                if line and line[0] is pending:
+                    line.popleft()
+                self._metrics.record_refused(topic)
+                pending.fail(error)
+            served += 1
+        self._lines.pop(topic, None)
+
+    def _serve_absent(self, topic: str) -> None:
+        """Let those back into the line whose partition is there now."""
+        view = self._metadata.topic(topic)
+        if view is None:
+            return
+        able: list[Pending] = []
+        rest: deque[Pending] = deque()
+        for pending in self._absent.pop(topic):
+            there = pending.partition is None or pending.partition < view.partition_count
+            (able if there else rest).append(pending)
+        if able:
+            # In front: who came later for the same partition stands in the line, if at all.
+            self._lines.setdefault(topic, deque()).extendleft(reversed(able))
+        if rest:
+            self._absent[topic] = rest
+            self._metadata.request_update_for_topic(topic)  # keep asking
+
+    def check_topic(self, topic: Any) -> None:
+        """Raises InvalidTopic for what no broker accepts as a name."""
+        if type(topic) is not str or not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+            raise InvalidTopic(
+                f"topic {topic!r}: a topic's name has 1 to 249 of the characters "
+                "a-z, A-Z, 0-9, '.', '_' and '-'"
+            )
+
+    def _check_size(self, topic: str, key: Any, value: Any, headers: bytes) -> None:
+        size = batch_upper_bound(key, value, headers)
+        for option in ("max_request_size", "buffer_memory"):
+            limit = getattr(self._config, option)
+            if size > limit:
+                raise RecordTooLarge(
+                    f"a record for {topic} takes up to {size} bytes, more than {option}={limit} "
+                    f"allows: send less in one record, or raise {option}"
+                    + (
+                        " (and max.message.bytes of the topic)"
+                        if option == "max_request_size"
+                        else ""
+                    )
+                )
+
+    def _ask_partitioner(self, view: TopicMetadata, key: Any, value: Any) -> int:
+        if self.partitioner is None:
+            raise AssertionError("there is a partitioner")
+        partition = self.partitioner.partition(view, key, value)
+        if type(partition) is not int or not 0 <= partition < view.partition_count:
+            raise InvalidPartition(
+                f"the partitioner {type(self.partitioner).__name__} returned {partition!r} for "
+                f"{view.name}, which has {view.partition_count} partitions"
+            )
+        return partition
+
+    # -- interceptors and async serializers ------------------------------------------------
+
+    async def _enter_serialized(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        pairs: list[Header],
+        partition: int | None,
+        timestamp: int | datetime | None,
+    ) -> Any:
+        if self._key_serializer is not None:
+            key = self._key_serializer(topic, key, pairs)
+            if inspect.isawaitable(key):
+                key = await self._key_serializer.awaited(topic, key)
+        if self._value_serializer is not None:
+            value = self._value_serializer(topic, value, pairs)
+        return await self._enter_awaited(topic, value, key, pairs, partition, timestamp)
+
+    async def _enter_awaited(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        pairs: list[Header],
+        partition: int | None,
+        timestamp: int | datetime | None,
+    ) -> Any:
+        if self._key_serializer is not None and inspect.isawaitable(key):
+            key = await self._key_serializer.awaited(topic, key)
+        if self._value_serializer is not None and inspect.isawaitable(value):
+            value = await self._value_serializer.awaited(topic, value)
+        if self.open_loop is None:
+            self._check_usable()  # closed while the serializer worked
+        return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
+
+    def _enter_observed(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Any,
+        partition: int | None,
+        timestamp: int | datetime | None,
+        wait: bool,
+    ) -> Any:
+        """The way of a record that interceptors look at."""
+        record = Record(topic, value, key, headers, partition, timestamp)
+        for interceptor in self._interceptors:
+            try:
+                result = interceptor.on_send(record)
+                if type(result) is not Record:
+                    raise TypeError(f"on_send returned {result!r}, not a Record")
+                record = result
+            except Exception:
+                logger.exception("on_send of %r failed; the record goes on as it was", interceptor)
+        if wait:
+            return self._observe(record)
+        try:
+            pairs = [] if record.headers is None else header_list(record.headers)
+            key, value = self._serialize(record.topic, record.key, record.value, pairs, False)
+            delivery = self._enter_bytes(
+                record.topic, value, key, pairs, record.partition, record.timestamp, False
+            )
+        except Exception as error:
+            self._notify_refused(record, error)
+            raise
+        if type(delivery) is Delivery:
+            self._notify_later(delivery, tuple(pairs))
+        return delivery
+
+    async def _observe(self, record: Record) -> Delivery:
+        entered: Any = None
+        pairs: list[Header] = []
+        try:
+            pairs = [] if record.headers is None else header_list(record.headers)
+            entered = await self._enter_serialized(
+                record.topic, record.value, record.key, pairs, record.partition, record.timestamp
+            )
+            delivery = await self.wait(entered)
+        except (Exception, asyncio.CancelledError) as error:
+            buffered = entered.buffered() if type(entered) is Pending else None
+            if buffered is None:
+                self._notify_refused(record, error)
+            else:
+                self._notify_later(buffered, tuple(pairs))
+            raise
+        self._notify_later(delivery, tuple(pairs))
+        return delivery
+
+    def _notify_refused(self, record: Record, error: BaseException) -> None:
+        partition = record.partition if type(record.partition) is int else -1
+        self._notify(RecordMetadata(record.topic, partition, -1, -1, -1, -1), error, ())
+
+    def _notify_later(self, delivery: Delivery, headers: tuple[Header, ...]) -> None:
+        def done(delivery: Delivery) -> None:
+            error = delivery.peek_exception()
+            if error is None:
+                self._notify(delivery.result(), None, headers)
+            else:
+                place = RecordMetadata(delivery.topic, delivery.partition, -1, -1, -1, -1)
+                self._notify(place, error, headers)
+
+        delivery.add_done_callback(done)
+
+    def _notify(
+        self, metadata: RecordMetadata, error: BaseException | None, headers: tuple[Header, ...]
+    ) -> None:
+        for interceptor in self._interceptors:
+            try:
+                interceptor.on_acknowledgement(metadata, error, headers)
+            except Exception:
+                logger.exception("on_acknowledgement of %r failed", interceptor)
+
+    def serve_lines(self) -> None:
+        """There is news from the cluster: let in whoever waited for it."""
+        for topic in list(self._absent):
+            self._serve_absent(topic)
+        for topic in list(self._lines):
+            self._serve_line(topic)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,527 @@
+"""The scheduler: Java's Sender thread, as a task that sleeps on deadlines.
+
+`step(now)` does everything that can be done now, without waiting: it expires what is
+too old, wakes what has lingered or backed off, drains the ready lines into requests for
+the connections that have room, and starts what takes time (compression of large
+batches, the producer id). It returns when it wants to be called again at the latest.
+The task only sleeps until then, or until `wake`.
+
+Answers do not go through the task: a connection calls `_answered` from its reader, the
+batches are completed there, and the freed slot is used at once by another `step`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from asyncproducer.core import wire
+from asyncproducer.core.accumulator import Accumulator
+from asyncproducer.core.delivery import PENDING, Failure
+from asyncproducer.core.metadata import LeaderHint
+from asyncproducer.core.outcome import Action, Decision, decide, rule_for
+from asyncproducer.core.sequences import Sequences
+from asyncproducer.errors import (
+    AuthorizationError,
+    BrokerError,
+    BrokerRejected,
+    DeliveryError,
+    ErrorCode,
+    KafkaError,
+    ProtocolError,
+    UnsupportedVersionError,
+    error_name,
+)
+
+if TYPE_CHECKING:
+    from asyncproducer.config import ProducerConfig
+    from asyncproducer.core.batch import ProducerBatch
+    from asyncproducer.core.metrics import Metrics
+    from asyncproducer.net.cluster import Cluster
+    from asyncproducer.net.connection import Connection
+
+__all__ = ["Scheduler"]
+
+logger = logging.getLogger("asyncproducer.net.scheduler")
+
+_NEVER = float("inf")
+_PRODUCE_WITH_TOPIC_IDS = 13
+
+
+class Scheduler:
+    """Moves batches from the accumulator to the brokers, and their answers back."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        accumulator: Accumulator,
+        cluster: Cluster,
+        *,
+        client_id: str,
+        loop: asyncio.AbstractEventLoop,
+        metrics: Metrics,
+        sequences: Sequences | None,
+        in_thread: Callable[[Callable[[], bytes]], Awaitable[bytes]],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._accumulator = accumulator
+        self._cluster = cluster
+        self._loop = loop
+        self._metrics = metrics
+        self._sequences = sequences
+        self._in_thread = in_thread
+        self._on_ready = on_ready
+        self._client_id = client_id
+        self._acks = config.acks
+        self._retries = config.retries
+        self._max_request_size = config.max_request_size
+        self._request_timeout = config.request_timeout_ms / 1000
+        self._timeout_ms = config.request_timeout_ms
+        self._delivery_timeout = config.delivery_timeout_ms / 1000
+        self._backoff = config.retry_backoff_ms / 1000
+        self._wakeup: asyncio.Future[None] | None = None
+        self._stepping = False
+        self._step_again = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.stopped = False
+        #: Why nothing can be sent any more, or None.
+        self.fatal_error: KafkaError | None = None
+
+    # -- the task --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Step, sleep until the next deadline or `wake`, again; until cancelled."""
+        try:
+            while not self.stopped:
+                # Before stepping: a wake in between must not be lost.
+                wakeup = self._wakeup = self._loop.create_future()
+                deadline = self._guarded_step()
+                timer = None
+                if deadline < _NEVER:
+                    timer = self._loop.call_at(deadline, self.wake)
+                try:
+                    await wakeup
+                finally:
+                    if timer is not None:
+                        timer.cancel()
+        finally:
+            self._wakeup = None
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _guarded_step(self) -> float:
+        try:
+            return self.step(self._loop.time())
+        except Exception:
+            # A bug must not end the producer: what it hit stays queued and expires.
+            logger.exception("the scheduler failed; it goes on")
+            return self._loop.time() + self._backoff
+
+    def wake(self) -> None:
+        """Let the task step in the next turn of the loop."""
+        wakeup = self._wakeup
+        if wakeup is not None and not wakeup.done():
+            wakeup.set_result(None)
+
+    def stop(self) -> None:
+        """Let `run` return after the step it is in."""
+        self.stopped = True
+        self.wake()
+
+    # -- one step --------------------------------------------------------------------------
+
+    def step(self, now: float) -> float:
+        """Do what can be done now. Returns the time of the next deadline, or infinity."""
+        if self._stepping:
+            # Called from inside: by memory handed on, or by a connection that failed at once.
+            self._step_again = True
+            return _NEVER
+        self._stepping = True
+        accumulator = self._accumulator
+        try:
+            while True:
+                self._step_again = False
+                accumulator.news = False
+                self._idempotence(now)
+                expired = accumulator.expire(now)
+                if expired:
+                    for batch in expired:
+                        self._metrics.records_failed(batch.topic, batch.count)
+                    accumulator.give_back()
+                accumulator.fire_timers(now)
+                for node in list(accumulator.ready):
+                    self._serve(node, now)
+                if accumulator.leaderless:
+                    self._ask_for_leaders()
+                while accumulator.to_compress:
+                    self._spawn(self._compress(accumulator.to_compress.pop()))
+                accumulator.give_back()
+                if not (self._step_again or accumulator.news):
+                    return accumulator.next_deadline()
+        finally:
+            self._stepping = False
+
+    def _serve(self, node: int, now: float) -> None:
+        accumulator = self._accumulator
+        connection = self._cluster.connection(node)
+        ready = connection is not None and connection.can_send(now)
+        accumulator.node_seen(node, now, drained=ready)
+        while connection is not None and ready:
+            batches = accumulator.drain(node, self._max_request_size, now)
+            if not batches:
+                return
+            self._send(connection, batches, now)
+            ready = connection.can_send(now)
+
+    def _ask_for_leaders(self) -> None:
+        for topic in {queue.topic.name for queue in self._accumulator.leaderless}:
+            self._cluster.add_topic(topic)
+        self._cluster.request_update()
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a background task failed", exc_info=task.exception())
+
+    async def _compress(self, batch: ProducerBatch) -> None:
+        codec = batch.codec
+        if codec is None:
+            return
+        records = batch.uncompressed()
+        payload = await self._in_thread(partial(codec.compress, records))
+        self._accumulator.compressed(batch, payload, self._loop.time())
+        self.step(self._loop.time())
+
+    # -- requests --------------------------------------------------------------------------
+
+    def _send(self, connection: Connection, batches: list[ProducerBatch], now: float) -> None:
+        metrics = self._metrics
+        topics: dict[str, wire.ProduceTopic] = {}
+        partitions: dict[str, list[wire.ProducePartition]] = {}
+        by_place: dict[tuple[str | bytes, int], ProducerBatch] = {}
+        cap = None
+        metadata = self._cluster.metadata
+        for batch in batches:
+            topic = topics.get(batch.topic)
+            if topic is None:
+                metadata.add_topic(batch.topic, now)
+                known = metadata.topic(batch.topic)
+                topic_id = None if known is None else known.topic_id
+                if topic_id is None:
+                    # A topic without an id can only be named, up to version 12.
+                    cap = _PRODUCE_WITH_TOPIC_IDS - 1
+                parts = partitions[batch.topic] = []
+                topic = topics[batch.topic] = wire.ProduceTopic(batch.topic, topic_id, parts)
+            partitions[batch.topic].append(wire.ProducePartition(batch.partition, batch.buffers()))
+            by_place[batch.topic, batch.partition] = batch
+            if topic.topic_id is not None:
+                by_place[topic.topic_id, batch.partition] = batch
+            metrics.batch_drained(batch, now)
+        try:
+            version = connection.version(wire.ApiKey.PRODUCE, cap)
+            correlation_id = connection.next_correlation_id()
+            buffers = wire.encode_produce(
+                version,
+                correlation_id,
+                self._client_id,
+                acks=self._acks,
+                timeout_ms=self._timeout_ms,
+                transactional_id=None,
+                topics=list(topics.values()),
+            )
+        except UnsupportedVersionError as error:
+            self._refused(batches, error, now)
+            return
+        metrics.request_sent(connection.node.node_id, batches)
+        connection.send(
+            wire.ApiKey.PRODUCE,
+            version,
+            correlation_id,
+            buffers,
+            timeout=self._request_timeout,
+            on_done=partial(self._answered, connection, version, batches, by_place, now),
+            expect_response=self._acks != 0,
+        )
+
+    def _refused(self, batches: Sequence[ProducerBatch], error: KafkaError, now: float) -> None:
+        """Our own request could not be made: these batches were never sent."""
+        for batch in batches:
+            self._accumulator.landed(batch)
+            self._fail(batch, int(ErrorCode.UNSUPPORTED_VERSION), str(error), error, now)
+        self._step_again = True
+
+    # -- answers ---------------------------------------------------------------------------
+
+    def _answered(
+        self,
+        connection: Connection,
+        version: int,
+        batches: list[ProducerBatch],
+        by_place: dict[tuple[str | bytes, int], ProducerBatch],
+        sent_at: float,
+        body: memoryview | None,
+        error: BaseException | None,
+    ) -> None:
+        now = self._loop.time()
+        node_id = connection.node.node_id
+        if error is not None:
+            self._lost(batches, error, now)
+        elif body is None:
+            # acks=0: handed to the socket is all that will ever be known.
+            self._metrics.request_done(node_id, None)
+            for batch in batches:
+                self._accumulator.landed(batch)
+                self._acknowledge(batch, -1, -1, now)
+        else:
+            try:
+                response = wire.decode_produce(version, body)
+            except ProtocolError as broken:
+                connection.close(broken)
+                self._lost(batches, broken, now)
+            else:
+                self._metrics.request_done(node_id, now - sent_at)
+                self._metrics.throttled(response.throttle_ms)
+                connection.throttle(response.throttle_ms, now)
+                self._response(response, batches, by_place, now)
+        self._accumulator.give_back()
+        self.step(now)
+        self.wake()
+
+    def _lost(self, batches: list[ProducerBatch], error: BaseException, now: float) -> None:
+        code = getattr(error, "code", None)
+        if code != ErrorCode.REQUEST_TIMED_OUT:
+            code = ErrorCode.NETWORK_EXCEPTION
+        self._metrics.request_done(-1, None)
+        for batch in batches:
+            self._accumulator.landed(batch)
+            self._conclude(batch, int(code), str(error), error, {}, -1, now)
+
+    def _response(
+        self,
+        response: wire.ProduceResponse,
+        batches: list[ProducerBatch],
+        by_place: dict[tuple[str | bytes, int], ProducerBatch],
+        now: float,
+    ) -> None:
+        hints: list[LeaderHint] = []
+        answered: set[ProducerBatch] = set()
+        for part in response.partitions:
+            place: str | bytes = part.topic if part.topic is not None else part.topic_id or b""
+            batch = by_place.get((place, part.partition))
+            if batch is None or batch in answered:
+                logger.warning(
+                    "a broker answered for %s-%d, which the request did not contain",
+                    part.topic,
+                    part.partition,
+                )
+                continue
+            answered.add(batch)
+            self._accumulator.landed(batch)
+            code = part.error_code
+            if code == ErrorCode.NONE or code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                self._acknowledge(batch, part.base_offset, part.log_append_time, now)
+                continue
+            record_errors = {e.batch_index: e.message for e in part.record_errors}
+            self._conclude(
+                batch, code, part.error_message, None, record_errors, part.log_start_offset, now
+            )
+            if part.leader >= 0 and part.leader_epoch >= 0:
+                hints.append(
+                    LeaderHint(batch.topic, batch.partition, part.leader, part.leader_epoch)
+                )
+        if hints:
+            self._cluster.take_hints(hints, response.nodes)
+        if len(answered) < len(batches):
+            missing = ProtocolError("the broker's answer leaves out a partition of the request")
+            for batch in batches:
+                if batch not in answered:
+                    self._accumulator.landed(batch)
+                    code = int(ErrorCode.NETWORK_EXCEPTION)
+                    self._conclude(batch, code, str(missing), missing, {}, -1, now)
+
+    def _acknowledge(
+        self, batch: ProducerBatch, base_offset: int, log_append_time: int, now: float
+    ) -> None:
+        if self._accumulator.acknowledge(batch, base_offset, log_append_time, now):
+            self._metrics.batch_acknowledged(batch, now)
+
+    def _conclude(
+        self,
+        batch: ProducerBatch,
+        code: int,
+        message: str | None,
+        cause: BaseException | None,
+        record_errors: dict[int, str | None],
+        log_start_offset: int,
+        now: float,
+    ) -> None:
+        """Do what the outcome table says about a batch that was not acknowledged."""
+        rule = rule_for(code)
+        if rule.written:
+            batch.maybe_written = True
+        if batch.state != PENDING:
+            # Given up before the answer came: only the sequences may still care.
+            if rule.refresh:
+                self._cluster.request_update()
+            return
+        decision: Decision = decide(
+            code,
+            records=batch.count,
+            attempts=batch.attempts,
+            retries=self._retries,
+            expired=now - batch.created_at >= self._delivery_timeout,
+            idempotent=self._sequences is not None,
+        )
+        if decision.action is Action.RETRY:
+            self._retry(batch, decision, log_start_offset, code, now)
+        elif decision.action is Action.SPLIT:
+            parts = self._accumulator.split(batch, now)
+            self._metrics.batch_split(batch.topic)
+            logger.warning(
+                "%s-%d: the broker found a batch of %d records (%d bytes) too large; it is sent "
+                "again as %d batches. Lower batch_size to avoid this",
+                batch.topic,
+                batch.partition,
+                batch.count,
+                batch.estimated_size(),
+                len(parts),
+            )
+        else:
+            self._fail(batch, code, message, cause, now, record_errors)
+            if decision.action is Action.FATAL:
+                self.give_up(_fatal(code, message), now)
+        if decision.refresh:
+            self._cluster.request_update()
+
+    def _retry(
+        self, batch: ProducerBatch, decision: Decision, log_start: int, code: int, now: float
+    ) -> None:
+        if self._sequences is not None and decision.sequence:
+            partition = self._accumulator.sequences_of(batch)
+            if decision.sequence == "out_of_order":
+                self._sequences.out_of_order(partition, batch)
+            else:
+                self._sequences.unknown_producer(partition, batch, log_start)
+        self._accumulator.retry(batch, now)
+        self._metrics.records_retried(batch.topic, batch.count)
+        logger.debug(
+            "%s-%d: %s, attempt %d is repeated",
+            batch.topic,
+            batch.partition,
+            error_name(code),
+            batch.attempts,
+        )
+
+    def _fail(
+        self,
+        batch: ProducerBatch,
+        code: int,
+        message: str | None,
+        cause: BaseException | None,
+        now: float,
+        record_errors: dict[int, str | None] | None = None,
+    ) -> None:
+        name = error_name(code)
+        text = f"{name}: {message}" if message else name
+        failure = Failure(
+            BrokerRejected if cause is None else DeliveryError,
+            f"{batch.count} record(s) for {batch.topic}-{batch.partition} were not delivered: "
+            f"{text} (attempt {batch.sends})",
+            persisted="maybe" if batch.maybe_written else "no",
+            code=code,
+            cause=cause if cause is not None else BrokerError(code, message),
+            attempts=batch.sends,
+            elapsed=now - batch.created_at,
+            record_errors=record_errors,
+        )
+        if self._accumulator.fail(batch, failure, now):
+            self._metrics.records_failed(batch.topic, batch.count)
+
+    def give_up(self, error: KafkaError, now: float) -> None:
+        """Nothing can be sent any more: every batch fails with `error`."""
+        if self._sequences is not None:
+            self._sequences.fail(error)
+        self.fatal_error = error
+        self.abort(f"the producer failed for good: {error}", error, now)
+
+    def abort(self, reason: str, cause: BaseException | None, now: float) -> int:
+        """Fail everything that has no end yet; returns the number of records."""
+        records = 0
+        for batch in self._accumulator.abort(reason, cause, now):
+            records += batch.count
+            self._metrics.records_failed(batch.topic, batch.count)
+        self._accumulator.give_back()
+        return records
+
+    # -- the producer id -------------------------------------------------------------------
+
+    def _idempotence(self, now: float) -> None:
+        sequences = self._sequences
+        if sequences is None or self.stopped:
+            return
+        accumulator = self._accumulator
+        accumulator.touch_partitions(sequences.resolve(), now)
+        accumulator.touch_partitions(sequences.apply_bumps(), now)
+        if sequences.needs_id:
+            sequences.requested()
+            self._spawn(self._acquire_producer_id(sequences))
+
+    async def _acquire_producer_id(self, sequences: Sequences) -> None:
+        """Ask for a producer id until there is one (spec 8.1)."""
+        while True:
+            request = wire.InitProducerIdRequest(None, 2**31 - 1)
+            deadline = self._loop.time() + self._request_timeout
+            try:
+                response = await self._cluster.request(request, deadline=deadline)
+            except UnsupportedVersionError as error:
+                self.give_up(error, self._loop.time())
+                return
+            except KafkaError as error:
+                logger.warning("no producer id yet: %s", error)
+            else:
+                code = response.error_code
+                if code == ErrorCode.NONE:
+                    sequences.assigned(response.producer_id, response.producer_epoch)
+                    now = self._loop.time()
+                    self._accumulator.touch_all(now)
+                    self.step(now)
+                    self.wake()
+                    self._on_ready()
+                    return
+                self._no_producer_id(code)
+            await asyncio.sleep(self._backoff)
+
+    def _no_producer_id(self, code: int) -> None:
+        error = BrokerError(code)
+        if error.retriable:
+            logger.debug("no producer id yet: %s", error)
+            return
+        now = self._loop.time()
+        if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            # May be granted later: what waits fails, what comes asks again.
+            denied = AuthorizationError(
+                "this principal may not use idempotent writes on the cluster "
+                "(CLUSTER_AUTHORIZATION_FAILED): grant IDEMPOTENT_WRITE, or set "
+                "enable_idempotence=False"
+            )
+            denied.code = code
+            self.abort(str(denied), denied, now)
+            return
+        self.give_up(error, now)
+
+
+def _fatal(code: int, message: str | None) -> KafkaError:
+    if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        error: KafkaError = AuthorizationError(message or error_name(code))
+        error.code = code
+        return error
+    return BrokerError(code, message)

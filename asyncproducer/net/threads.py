@@ -1,0 +1,21 @@
+"""Work that would hold up the loop, in a worker thread. The only importer of anyio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio.to_thread
+
+__all__ = ["in_thread"]
+
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Run `function` in a worker thread and return its result.
+
+    Cancelling waits for the function to end: it may be reading a buffer that the
+    caller would give back.
+    """
+    return await anyio.to_thread.run_sync(function)

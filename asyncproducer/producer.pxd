@@ -1,0 +1,1 @@
+# Compiled as it is: its coroutines are what users await.

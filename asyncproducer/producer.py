@@ -1,0 +1,830 @@
+"""The producer that users hold: lifecycle, the send family, flush and close.
+
+The way of a record: interceptors → serializers → checks → partition → `append` to the
+accumulator. Where all that is known and there is room, no step of it waits. Else the
+record becomes a `_Pending` in a line: first that of its topic's metadata, then that of
+the buffer pool. Whoever serves a line appends the record there and then, so records
+enter the accumulator in the order in which their callers came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import warnings
+import weakref
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from asyncproducer.config import ProducerConfig
+from asyncproducer.core.accumulator import Accumulator, Fence
+from asyncproducer.core.backoff import ExponentialBackoff
+from asyncproducer.core.batch import NO_HEADERS
+from asyncproducer.core.compression import codec
+from asyncproducer.core.delivery import Delivery
+from asyncproducer.core.metadata import ClusterMetadata, MetadataChange, TopicMetadata
+from asyncproducer.core.metrics import Metrics
+from asyncproducer.core.sequences import Sequences
+from asyncproducer.encoding import RecordSerializer
+from asyncproducer.errors import (
+    AuthorizationError,
+    BatchDeliveryError,
+    BufferFull,
+    ConfigError,
+    ForkError,
+    IllegalStateError,
+    InvalidTopic,
+    KafkaError,
+    MetadataTimeout,
+    ProducerClosed,
+    ProducerNotStarted,
+    RecordError,
+    WrongLoopError,
+)
+from asyncproducer.intake import Intake, Pending, running_loop
+from asyncproducer.net.buffer_pool import BufferPool
+from asyncproducer.net.cluster import Cluster
+from asyncproducer.net.scheduler import Scheduler
+from asyncproducer.net.threads import in_thread
+from asyncproducer.net.transport import TcpConnector
+from asyncproducer.portal import Portal
+from asyncproducer.records import (
+    BatchResult,
+    CloseReport,
+    Headers,
+    Health,
+    PartitionInfo,
+    Record,
+    RecordMetadata,
+)
+
+if TYPE_CHECKING:
+    from asyncproducer.net.transport import Connector
+    from asyncproducer.plugins import Interceptor
+
+__all__ = ["Producer", "State"]
+
+logger = logging.getLogger("asyncproducer")
+
+K = TypeVar("K")
+V = TypeVar("V")
+Self = TypeVar("Self", bound="Producer[Any, Any]")
+
+_FORKED: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
+
+
+_CLOSED_MEANWHILE = "the producer was closed while the record waited for room"
+
+
+class State(Enum):
+    """Where a producer is in its life."""
+
+    CREATED = "created"
+    STARTING = "starting"
+    RUNNING = "running"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+#: The legal moves. A failed start leads back: the producer can be started again.
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.CREATED: frozenset({State.STARTING, State.CLOSED}),
+    State.STARTING: frozenset({State.RUNNING, State.CREATED}),
+    State.RUNNING: frozenset({State.CLOSING}),
+    State.CLOSING: frozenset({State.CLOSED}),
+    State.CLOSED: frozenset(),
+}
+
+
+def _after_fork_in_child() -> None:
+    for producer in list(_FORKED):
+        producer._forked = True
+        if producer._intake is not None:
+            producer._intake.open_loop = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Producer(Generic[K, V]):
+    """Puts records into Kafka topics, from one asyncio event loop.
+
+        async with Producer("localhost:9092") as producer:
+            metadata = await producer.send("orders", b"value", key=b"k")
+
+    Making one does no I/O and needs no loop; `start()` (or `async with`) connects.
+    Options are Java's in snake_case (see docs/options.md), checked here: ConfigError.
+
+    `key_serializer` and `value_serializer` are functions `value -> bytes` or
+    `(topic, value, headers) -> bytes`, plain or async; without one, `bytes`,
+    `bytearray`, `memoryview`, `str` (as UTF-8) and None are taken as they are.
+    `connector` opens the connections; the testing kit brings its own.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        *,
+        config: ProducerConfig | None = None,
+        key_serializer: Callable[..., Any] | None = None,
+        value_serializer: Callable[..., Any] | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        connector: Connector | None = None,
+        **options: Any,
+    ) -> None:
+        self._state = State.CREATED
+        if config is None:
+            config = ProducerConfig.from_options(bootstrap_servers, **options)
+        elif bootstrap_servers is not None or options:
+            raise ConfigError(
+                "config and single options do not go together: use config.replace(...)"
+            )
+        self._config = config
+        self._key_serializer = RecordSerializer.of(key_serializer, "key")
+        self._value_serializer = RecordSerializer.of(value_serializer, "value")
+        self._interceptors = tuple(interceptors)
+        self._connector = connector
+        self._client_id = config.resolve_client_id()
+        self._max_block = config.max_block_ms / 1000
+        self._forked = False
+        self._pid = 0
+        self._watchers: list[asyncio.Future[None]] = []
+        self._intake: Intake | None = None
+        self._enter: Callable[..., Any] = self._not_started
+        self._hurry: asyncio.Future[None] | None = None
+        self._closing: asyncio.Task[CloseReport] | None = None
+        self._report = CloseReport(0, 0, 0, 0.0)
+        self._metrics = Metrics(
+            client_id=self._client_id,
+            samples=config.metrics_num_samples,
+            window=config.metrics_sample_window_ms / 1000,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_config(
+        cls: type[Self],
+        mapping: Mapping[str, Any],
+        *,
+        key_serializer: Callable[..., Any] | None = None,
+        value_serializer: Callable[..., Any] | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        connector: Connector | None = None,
+        **over: Any,
+    ) -> Self:
+        """A producer from dotted names, Java's (`linger.ms`) or librdkafka's.
+
+        `over` are options in snake_case that win. The mapping is not changed.
+        Raises ConfigError.
+        """
+        return cls(
+            config=ProducerConfig.from_mapping(mapping, **over),
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            interceptors=interceptors,
+            connector=connector,
+        )
+
+    @classmethod
+    def from_env(
+        cls: type[Self],
+        prefix: str = "KAFKA_",
+        *,
+        key_serializer: Callable[..., Any] | None = None,
+        value_serializer: Callable[..., Any] | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        connector: Connector | None = None,
+    ) -> Self:
+        """A producer from environment variables: KAFKA_BOOTSTRAP_SERVERS, KAFKA_LINGER_MS ...
+
+        Raises ConfigError.
+        """
+        return cls(
+            config=ProducerConfig.from_env(prefix),
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            interceptors=interceptors,
+            connector=connector,
+        )
+
+    # -- lifecycle -------------------------------------------------------------------------
+
+    @property
+    def config(self) -> ProducerConfig:
+        """The options of this producer."""
+        return self._config
+
+    @property
+    def client_id(self) -> str:
+        """The client id that brokers see: the option, or `producer-<n>`."""
+        return self._client_id
+
+    def _move(self, to: State) -> None:
+        if to not in TRANSITIONS[self._state]:
+            raise IllegalStateError(
+                f"a producer that is {self._state.value} cannot become {to.value}"
+            )
+        self._state = to
+
+    async def start(self) -> None:
+        """Connect to the cluster and begin. Does nothing if it is running already.
+
+        Waits until a broker has answered, at most `max_block_ms`. All or nothing: when it
+        fails or is cancelled, nothing is left open, and it may be tried again.
+
+        Raises ConnectionFailed, AuthenticationError, UnsupportedVersionError; ProducerClosed
+        after close().
+        """
+        if self._state is State.RUNNING:
+            self._check_usable()
+            return
+        if self._state in (State.CLOSING, State.CLOSED):
+            raise ProducerClosed("the producer is closed: make a new one")
+        self._move(State.STARTING)
+        loop = asyncio.get_running_loop()
+        try:
+            self._intake = self._build(loop)
+            await self._cluster.start(loop.time() + self._max_block)
+        except BaseException:
+            # The cluster has closed itself.
+            self._loop = None
+            self._move(State.CREATED)
+            raise
+        self._pid = os.getpid()
+        self._move(State.RUNNING)
+        self._intake.open_loop = loop
+        self._enter = self._intake.enter
+        self._task = loop.create_task(self._scheduler.run(), name=f"{self._client_id} scheduler")
+        _FORKED.add(self)
+
+    def _build(self, loop: asyncio.AbstractEventLoop) -> Intake:
+        config = self._config
+        self._loop = loop
+        self._loop_time = loop.time
+        self._pool = BufferPool(config.buffer_memory, loop=loop)
+        self._metadata = ClusterMetadata.from_config(config, random.random)
+        connector = self._connector or TcpConnector(
+            send_buffer_bytes=config.send_buffer_bytes,
+            receive_buffer_bytes=config.receive_buffer_bytes,
+        )
+        self._cluster = Cluster(
+            config,
+            self._metadata,
+            connector,
+            client_id=self._client_id,
+            loop=loop,
+            random=random.random,
+            on_change=self._on_change,
+            on_metadata=self._on_metadata,
+        )
+        self._sequences = Sequences() if config.enable_idempotence else None
+        compression = config.compression_type
+        self._accumulator = Accumulator(
+            self._pool,
+            batch_size=config.batch_size,
+            linger=config.linger_ms / 1000,
+            delivery_timeout=config.delivery_timeout_ms / 1000,
+            retry_backoff=ExponentialBackoff(
+                config.retry_backoff_ms / 1000,
+                config.retry_backoff_max_ms / 1000,
+                random=random.random,
+            ),
+            random=lambda: random.getrandbits(31),
+            codec=None if compression == "none" else codec(compression, config.compression_level),
+            sequences=self._sequences,
+            max_in_flight=config.max_in_flight_requests_per_connection,
+            adaptive=config.partitioner_adaptive_partitioning_enable,
+            adaptive_linger=config.adaptive_linger,
+            availability_timeout=config.partitioner_availability_timeout_ms / 1000,
+            create_future=loop.create_future,
+        )
+        self._scheduler = Scheduler(
+            config,
+            self._accumulator,
+            self._cluster,
+            client_id=self._client_id,
+            loop=loop,
+            metrics=self._metrics,
+            sequences=self._sequences,
+            in_thread=in_thread,
+            on_ready=self._wake_watchers,
+        )
+        return Intake(
+            config,
+            loop=loop,
+            metadata=self._metadata,
+            cluster=self._cluster,
+            pool=self._pool,
+            accumulator=self._accumulator,
+            scheduler=self._scheduler,
+            metrics=self._metrics,
+            interceptors=self._interceptors,
+            key_serializer=self._key_serializer,
+            value_serializer=self._value_serializer,
+            check_usable=self._check_usable,
+        )
+
+    def _not_started(self, *_: Any, **__: Any) -> Any:
+        self._check_usable()
+        raise ProducerNotStarted("the producer is not started")
+
+    async def __aenter__(self: Self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, timeout: float | None = 30.0) -> CloseReport:
+        """Send what is buffered, then end; at the latest after `timeout` seconds.
+
+        From the moment of the call, `send` raises ProducerClosed, also for those who wait
+        for room. What has no end when the time is up fails with AbortedError. With 0
+        nothing more is waited for; with None, `delivery_timeout_ms` is the bound. Closing
+        again gives the same report. Cancelled: everything is given up at once, and closed.
+        """
+        if timeout is not None and timeout < 0:
+            raise ValueError(f"timeout={timeout}: a close cannot take less than 0 seconds")
+        if self._state is State.CREATED:
+            self._move(State.CLOSED)
+            self._close_plugins()
+            return self._report
+        if self._state is State.STARTING:
+            raise IllegalStateError("the producer is starting: cancel start() instead")
+        if self._state is State.CLOSED:
+            return self._report
+        loop = self._loop
+        if loop is None or self._forked or loop.is_closed():
+            return self._abandon()
+        if asyncio.get_running_loop() is not loop:
+            raise WrongLoopError("close() must be called on the producer's own event loop")
+        if self._closing is None:
+            self._move(State.CLOSING)
+            if self._intake is not None:
+                self._intake.close(ProducerClosed(_CLOSED_MEANWHILE))
+            self._hurry = loop.create_future()
+            self._closing = loop.create_task(
+                self._close(timeout, self._hurry), name=f"{self._client_id} close"
+            )
+        try:
+            return await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            if self._hurry is not None and not self._hurry.done():
+                self._hurry.set_result(None)
+            await asyncio.wait([self._closing])
+            raise
+
+    async def stop(self) -> CloseReport:
+        """The same as `close()`, for those who are used to aiokafka's name."""
+        return await self.close()
+
+    async def _close(self, timeout: float | None, hurry: asyncio.Future[None]) -> CloseReport:
+        """`hurry` ends the waiting: all is delivered, or the closer was cancelled."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self._pool.close()
+        self._accumulator.close(began)
+        fence = Fence(lambda: None if hurry.done() else hurry.set_result(None))
+        self._accumulator.begin_flush(fence, began)
+        self._scheduler.step(began)
+        self._scheduler.wake()
+        if fence.remaining and timeout != 0:
+            await asyncio.wait([hurry], timeout=timeout)
+        aborted = self._scheduler.abort(
+            "the producer was closed before the brokers had acknowledged them "
+            f"(close timeout: {timeout} s)",
+            None,
+            loop.time(),
+        )
+        self._scheduler.stop()
+        try:
+            if self._task is not None:
+                await asyncio.wait([self._task])
+            await self._cluster.close()
+        finally:
+            self._wake_watchers()
+            self._close_plugins()
+            self._report = CloseReport(
+                self._metrics.acknowledged,
+                self._metrics.failed,
+                aborted,
+                loop.time() - began,
+            )
+            self._move(State.CLOSED)
+        return self._report
+
+    def _abandon(self) -> CloseReport:
+        """The event loop is gone, or we are in a forked child: only forget everything."""
+        self._state = State.CLOSED
+        if self._intake is not None:
+            self._intake.open_loop = None
+        unsent = sum(batch.count for batch in self._accumulator.incomplete)
+        if not self._forked:
+            self._scheduler.abort("the event loop of the producer was closed", None, 0.0)
+        self._close_plugins()
+        self._report = CloseReport(self._metrics.acknowledged, self._metrics.failed, unsent, 0.0)
+        return self._report
+
+    def _close_plugins(self) -> None:
+        serializers = (s.function for s in (self._key_serializer, self._value_serializer) if s)
+        partitioner = None if self._intake is None else self._intake.partitioner
+        for plugin in (*self._interceptors, *serializers, partitioner):
+            close = getattr(plugin, "close", None)
+            if close is None:
+                continue
+            try:
+                close()
+            except Exception:
+                logger.exception("close() of %r failed", plugin)
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", State.CLOSED) is State.RUNNING and not self._forked:
+            unsent = sum(batch.count for batch in self._accumulator.incomplete)
+            warnings.warn(
+                f"unclosed {self!r}: {unsent} records have no end; use `async with`, "
+                "or `await producer.close()`",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    def __repr__(self) -> str:
+        servers = ",".join(self._config.bootstrap_servers) if hasattr(self, "_config") else "?"
+        return f"<Producer {servers} {self._state.value}>"
+
+    # -- sending ---------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        headers: Headers = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> RecordMetadata:
+        """Send a record and return when it is acknowledged, as `acks` wants it.
+
+        Waits for the topic's metadata and for room, together at most `max_block_ms`, then
+        for the brokers, at most `delivery_timeout_ms`. Cancelled while it waits for
+        metadata or room: nothing was sent. Cancelled later: the wait ends, the delivery
+        goes on.
+
+        `timestamp` is ms since 1970, or an aware datetime; None is now. `headers` is a
+        mapping or pairs of str and bytes, str or None.
+
+        Raises RecordError (RecordTooLarge, SerializationError, InvalidPartition,
+        InvalidTopic, InvalidTimestamp), MetadataTimeout, BufferTimeout, AuthorizationError,
+        ProducerStateError before the record is buffered; DeliveryError after that.
+        """
+        delivery = self._enter(topic, value, key, headers, partition, timestamp)
+        if type(delivery) is not Delivery:
+            delivery = await self._wait(delivery)
+        return await delivery
+
+    async def enqueue(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        headers: Headers = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Delivery:
+        """Buffer a record and return its Delivery, which can be awaited for the outcome.
+
+        Waits only for the topic's metadata and for room, together at most `max_block_ms`;
+        cancelled while it waits: nothing was sent. A failed delivery that nobody looks at
+        is logged. Arguments and errors as in `send`.
+        """
+        intake = self._intake
+        if (
+            intake is not None
+            and intake.breathing is not None
+            and asyncio.current_task() is intake.breathing
+        ):
+            # This task has filled several batches in a row: answers must be read as well.
+            # Before the record is taken, so that a cancellation finds nothing half done.
+            intake.breathing = None
+            await asyncio.sleep(0)
+        delivery = self._enter(topic, value, key, headers, partition, timestamp)
+        if type(delivery) is Delivery:
+            return delivery
+        return await self._wait(delivery)
+
+    async def _wait(self, entered: Any) -> Delivery:
+        if self._intake is None:
+            raise ProducerNotStarted("the producer is not started")
+        return await self._intake.wait(entered)
+
+    def send_nowait(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        headers: Headers = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Delivery:
+        """Buffer a record without ever waiting, and return its Delivery.
+
+        Raises MetadataNotReady (the topic is asked for, try again or `warm_up` first),
+        BufferFull, and the errors of `send` that come before buffering. Async
+        serializers cannot be used here: SerializationError.
+        """
+        delivery = self._enter(topic, value, key, headers, partition, timestamp, wait=False)
+        if type(delivery) is not Delivery:
+            raise IllegalStateError("without waiting, a record enters or an error says why not")
+        return delivery
+
+    async def send_many(
+        self,
+        topic: str | None,
+        records: Iterable[V | Record] | AsyncIterable[V | Record],
+        *,
+        raise_on_error: bool = True,
+    ) -> BatchResult:
+        """Send many records and return when each of them has its end.
+
+        `records` are values, or `Record`s that bring key, headers and so on (and their own
+        topic where `topic` is None). They enter the buffer in the order given, and the
+        result has one entry per record in that order. A record that cannot be sent does not
+        stop the others.
+
+        Raises BatchDeliveryError with all errors, unless `raise_on_error` is False. What is
+        raised by the iterable itself ends the sending; what was buffered goes on.
+        Cancelled: no further record is taken, what was buffered goes on.
+        """
+        outcomes: list[Any]
+        if isinstance(records, AsyncIterable):
+            outcomes = [await self._send_one(topic, record) async for record in records]
+        else:
+            outcomes = [await self._send_one(topic, record) for record in records]
+        for outcome in outcomes:
+            if type(outcome) is Delivery and not outcome.done():
+                try:
+                    await outcome
+                except KafkaError:
+                    pass  # the result tells
+        result = BatchResult(outcomes)
+        if raise_on_error and result.failed:
+            first = result.failed[0]
+            raise BatchDeliveryError(
+                f"{len(result.failed)} of {len(result)} records were not acknowledged; "
+                f"the first is number {first[0]}: {first[1]}",
+                [error for _, error in result.failed],
+            )
+        return result
+
+    async def _send_one(self, topic: str | None, record: V | Record) -> Delivery | Exception:
+        try:
+            if type(record) is Record:
+                return await self.enqueue(
+                    topic if topic is not None else record.topic,
+                    record.value,
+                    key=record.key,
+                    headers=record.headers,
+                    partition=record.partition,
+                    timestamp=record.timestamp,
+                )
+            if topic is None:
+                raise InvalidTopic("without a topic for all, each record must be a Record")
+            return await self.enqueue(topic, record)  # type: ignore[arg-type]
+        except (RecordError, MetadataTimeout, BufferFull, AuthorizationError) as error:
+            return error
+
+    # -- news from the cluster --------------------------------------------------------------
+
+    def _on_metadata(self, change: MetadataChange) -> None:
+        now = self._loop_time()
+        accumulator = self._accumulator
+        for name in change.topics:
+            view = self._metadata.topic(name)
+            if view is None:
+                accumulator.remove_topic(name, now)
+            elif name in accumulator.topics:
+                accumulator.update_topic(view, now)
+        if self._intake is not None:
+            self._intake.serve_lines()
+        self._on_change()
+
+    def _future(self) -> asyncio.Future[Any]:
+        if self._loop is None:
+            raise ProducerNotStarted("the producer is not started")
+        return self._loop.create_future()
+
+    def _on_change(self) -> None:
+        self._wake_watchers()
+        self._scheduler.wake()
+
+    def _wake_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+    async def _until(self, condition: Callable[[], bool], deadline: float, what: str) -> None:
+        """Wait until something that the cluster tells makes `condition` true."""
+        while not condition():
+            if self._state is not State.RUNNING:
+                raise ProducerClosed(f"the producer was closed while waiting for {what}")
+            watcher = self._future()
+            self._watchers.append(watcher)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await watcher
+            except TimeoutError:
+                raise MetadataTimeout(
+                    f"{what}: not within {round(self._max_block * 1000)} ms (max_block_ms)"
+                ) from self._cluster.fatal_error
+
+    # -- checks ----------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        """Say why the producer cannot be used here and now."""
+        if self._forked:
+            raise ForkError(
+                f"this producer was started in process {self._pid} and the process was forked "
+                "since: make a new Producer in the child"
+            )
+        if self._state in (State.CREATED, State.STARTING):
+            raise ProducerNotStarted(
+                "the producer is not started: use `async with Producer(...)`, "
+                "or `await producer.start()` first"
+            )
+        if self._state in (State.CLOSING, State.CLOSED):
+            raise ProducerClosed("the producer is closed")
+        if running_loop() is not self._loop:
+            raise WrongLoopError(
+                "this producer belongs to another event loop: make one producer per loop, or use "
+                "producer.portal() from other threads"
+            )
+        if self._scheduler.fatal_error is not None:
+            raise self._scheduler.fatal_error
+
+    # -- everything else -------------------------------------------------------------------
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send what is buffered now without lingering, and wait until it has its end.
+
+        Records that are sent meanwhile are not waited for. Failed records do not fail the
+        flush: their deliveries tell. Cancelled, or TimeoutError after `timeout` seconds:
+        the records go on.
+        """
+        self._check_usable()
+        passed = self._future()
+        fence = Fence(lambda: None if passed.done() else passed.set_result(None))
+        now = self._loop_time()
+        accumulator = self._accumulator
+        accumulator.begin_flush(fence, now)
+        try:
+            if not fence.remaining:
+                return
+            self._scheduler.step(now)
+            self._scheduler.wake()
+            async with asyncio.timeout(timeout):
+                await passed
+        except TimeoutError:
+            raise TimeoutError(
+                f"{fence.remaining} batches were not acknowledged within {timeout} s; "
+                "they are still on their way"
+            ) from None
+        finally:
+            accumulator.end_flush()
+            self._metrics.flushed(self._loop_time() - now)
+
+    async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
+        """The partitions of a topic and their leaders, waiting for metadata if need be.
+
+        Raises MetadataTimeout after `max_block_ms`, InvalidTopic, AuthorizationError.
+        """
+        intake = self._usable_intake()
+        intake.check_topic(topic)
+        view = await self._view(intake, topic, self._loop_time() + self._max_block)
+        return tuple(
+            PartitionInfo(topic, p.partition, p.leader, p.leader_epoch) for p in view.partitions
+        )
+
+    def _usable_intake(self) -> Intake:
+        self._check_usable()
+        if self._intake is None:
+            raise ProducerNotStarted("the producer is not started")
+        return self._intake
+
+    async def _view(self, intake: Intake, topic: str, deadline: float) -> TopicMetadata:
+        pending = Pending(intake, topic, None, 0, None, None, NO_HEADERS, deadline)
+        self._cluster.add_topic(topic)
+        try:
+            await self._until(lambda: intake.ready(pending), deadline, f"topic {topic!r}")
+        except MetadataTimeout as error:
+            raise intake.metadata_timeout(pending) from error.__cause__
+        view = self._metadata.topic(topic)
+        if view is None:
+            raise IllegalStateError(f"topic {topic!r} vanished in the moment it appeared")
+        return view
+
+    async def warm_up(self, *topics: str) -> None:
+        """Fetch what the first records to `topics` would have to wait for.
+
+        Their metadata, connections to the leaders of their partitions, and the producer id.
+        Waits at most `max_block_ms`. Raises MetadataTimeout, InvalidTopic,
+        AuthorizationError.
+        """
+        intake = self._usable_intake()
+        deadline = self._loop_time() + self._max_block
+        for topic in topics:
+            intake.check_topic(topic)
+        for topic in topics:
+            view = await self._view(intake, topic, deadline)
+            if topic not in self._accumulator.topics:
+                self._accumulator.update_topic(view, self._loop_time())
+            leaders = {p.leader for p in view.partitions if p.leader >= 0}
+            await self._until(
+                lambda leaders=leaders: all(  # type: ignore[misc]
+                    self._cluster.connection(n) is not None for n in leaders
+                ),
+                deadline,
+                f"connections to the leaders of {topic!r}",
+            )
+        if self._sequences is not None:
+            sequences = self._sequences
+            await self._until(
+                lambda: not sequences.needs_id and sequences.producer_id >= 0,
+                deadline,
+                "a producer id",
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """A snapshot of the producer's metrics, by Java's names in snake_case.
+
+        Cheap; callable in every state. Per-topic and per-node metrics have their tag behind
+        a colon: `record_send_total:topic=orders`.
+        """
+        gauges: dict[str, float] = {}
+        now = 0.0
+        if self._loop is not None:
+            now = self._loop_time()
+            statistics = self._pool.statistics()
+            gauges = {
+                "buffer_total_bytes": statistics.total,
+                "buffer_available_bytes": statistics.available,
+                "waiting_threads": statistics.waiting,
+                "buffer_exhausted_total": statistics.exhausted,
+                "bufferpool_wait_time_ns_total": statistics.waited_seconds * 1e9,
+                "requests_in_flight": self._cluster.in_flight,
+                "connection_count": self._cluster.connected,
+                "metadata_age": self._metadata.age(now),
+            }
+        return self._metrics.snapshot(now) | gauges
+
+    @property
+    def health(self) -> Health:
+        """How the producer is now, for readiness probes. Never waits, never raises."""
+        if self._loop is None:
+            return Health(False, self._state.value, "not started", 0, 0, 0, 0, 0, 0.0)
+        problem: str | None = None
+        if self._forked:
+            problem = "the process was forked"
+        elif self._scheduler.fatal_error is not None:
+            problem = str(self._scheduler.fatal_error)
+        elif self._cluster.fatal_error is not None:
+            problem = str(self._cluster.fatal_error)
+        elif self._state is not State.RUNNING:
+            problem = f"the producer is {self._state.value}"
+        elif self._cluster.connected == 0:
+            problem = "no broker is connected"
+        oldest = next(iter(self._accumulator.incomplete), None)
+        return Health(
+            ready=problem is None,
+            state=self._state.value,
+            problem=problem,
+            brokers_known=len(self._metadata.nodes),
+            brokers_connected=self._cluster.connected,
+            buffered_bytes=self._pool.reserved,
+            waiting_senders=self._pool.waiting
+            + (0 if self._intake is None else self._intake.waiting),
+            incomplete_batches=len(self._accumulator.incomplete),
+            oldest_batch_age=0.0 if oldest is None else self._loop_time() - oldest.created_at,
+        )
+
+    def portal(self) -> Portal[K, V]:
+        """A handle through which other threads can use this producer. Needs a started one."""
+        if self._loop is None or self._state is not State.RUNNING:
+            self._check_usable()
+            raise ProducerNotStarted("the producer is not started")
+        return Portal(self, self._loop)
