@@ -114,7 +114,10 @@ class Pending(Ticket):
         self.future: asyncio.Future[Delivery] | None = None
 
     def claim(self) -> bool:
-        """Whether the record fits a batch that is open now."""
+        """Whether no memory is needed: the record fits a batch that is open now, or its
+        caller was cancelled in this very turn and it must not be sent."""
+        if self.future is not None and self.future.cancelled():
+            return True
         return self._append(0)
 
     def granted(self) -> None:
