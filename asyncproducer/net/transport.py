@@ -68,7 +68,7 @@ class TcpConnector:
         self._receive_buffer_bytes = receive_buffer_bytes
 
     async def resolve(self, host: str, port: int) -> list[Address]:
-        """All addresses of `host` that are of the first one's family, in the resolver's order.
+        """All addresses of `host`, those of the first one's family first.
 
         Raises ConnectionFailed when there is none.
         """
@@ -90,12 +90,14 @@ class TcpConnector:
             ) from exc
         if not found:
             raise ConnectionFailed(f"the host name {host!r} has no address")
-        # Mixing families would make every second attempt fail where only one of them
-        # is routed (Java: ClientUtils.filterPreferredAddresses).
+        # Java drops all other families (ClientUtils.filterPreferredAddresses). But where
+        # localhost is ::1 first and the broker listens on 127.0.0.1 only, it would then
+        # never be tried. Where only one family is routed, the other costs an attempt.
         family = found[0][0]
+        found.sort(key=lambda info: info[0] != family)
         # `dict.fromkeys`: a hosts file with a double line gives the same address twice.
-        hosts = dict.fromkeys(str(info[4][0]) for info in found if info[0] == family)
-        return [Address(family, ip, port) for ip in hosts]
+        hosts = dict.fromkeys((info[0], str(info[4][0])) for info in found)
+        return [Address(family, ip, port) for family, ip in hosts]
 
     async def connect(
         self,

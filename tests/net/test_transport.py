@@ -123,14 +123,15 @@ async def test_an_ip_address_needs_no_resolver(monkeypatch: pytest.MonkeyPatch) 
     assert str(v6[0]) == "[::1]:9092"
 
 
-async def test_mixed_families_keep_that_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CU-01: mixed IPv4/IPv6 keeps the family of the first."""
+async def test_mixed_families_begin_with_that_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CU-01, but unlike Java the other family is tried as well: localhost may be ::1 first."""
     v4, v6 = socket.AF_INET, socket.AF_INET6
     answer = answering((v6, "::1"), (v4, "10.0.0.1"), (v6, "::2"), (v6, "::1"))
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", answer)
     assert await TcpConnector().resolve("kafka", 9) == [
         Address(v6, "::1", 9),
         Address(v6, "::2", 9),
+        Address(v4, "10.0.0.1", 9),
     ]
 
 
