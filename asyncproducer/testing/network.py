@@ -590,11 +590,12 @@ class MemoryTransport(asyncio.Transport):
         self._loop.call_soon(self._connection_made)
 
     def _connection_made(self) -> None:
+        lost_before = self._state == _LOSING  # before it was told that there is a connection
         self._started = True
         # A protocol may pause reading at once: so we are reading before it is told.
         self._reading_paused = False
         self._call_unharmed("connection_made", self)
-        if self._state == _LOSING:  # before it was told that there is a connection
+        if lost_before:
             self._loop.call_soon(self._connection_lost)
         self._in._schedule()
 
