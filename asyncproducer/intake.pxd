@@ -16,6 +16,7 @@ cdef class Intake:
     cdef object _metadata
     cdef object _cluster
     cdef object _pool
+    cdef object _pool_line
     cdef object _scheduler
     cdef object _metrics
     cdef tuple _interceptors
@@ -28,6 +29,7 @@ cdef class Intake:
     cdef double _max_block
     cdef Py_ssize_t _certain_size
     cdef dict _lines
+    cdef dict _absent
     cdef int _filled
     cdef bint _settling
     cdef object __weakref__

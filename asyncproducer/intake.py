@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
     from asyncproducer.core.accumulator import Accumulator, TopicState
     from asyncproducer.core.metadata import ClusterMetadata, TopicMetadata
-    from asyncproducer.core.metrics import Metrics
     from asyncproducer.encoding import RecordSerializer
     from asyncproducer.net.buffer_pool import BufferPool
     from asyncproducer.net.cluster import Cluster
@@ -188,7 +187,6 @@ class Intake:
         pool: BufferPool,
         accumulator: Accumulator,
         scheduler: Scheduler,
-        metrics: Metrics,
         interceptors: tuple[Interceptor, ...],
         key_serializer: RecordSerializer | None,
         value_serializer: RecordSerializer | None,
@@ -206,8 +204,9 @@ class Intake:
         self._metadata = metadata
         self._cluster = cluster
         self._pool = pool
+        #: Whoever waits for memory. A property of the pool would cost a call per record.
+        self._pool_line = pool.line
         self._scheduler = scheduler
-        self._metrics = metrics
         self._interceptors = interceptors
         self._key_serializer = key_serializer
         self._value_serializer = value_serializer
@@ -327,7 +326,7 @@ class Intake:
                 partition = partition_for_key(key, state.view.partition_count)
         elif type(partition) is not int or not 0 <= partition < state.view.partition_count:
             return self._enter_line(topic, partition, timestamp, key, value, headers, wait=wait)
-        if self._pool.waiting:
+        if self._pool_line:
             # Nobody overtakes those who wait for memory.
             if not wait:
                 raise self._buffer_full()
@@ -468,7 +467,6 @@ class Intake:
     def _metadata_timed_out(self, pending: Pending) -> None:
         if pending.future is not None and not pending.future.done():
             self._withdraw(pending)
-            self._metrics.record_refused(pending.topic)
             pending.fail(self.metadata_timeout(pending))
 
     def metadata_timeout(self, pending: Pending) -> MetadataTimeout:
@@ -623,7 +621,6 @@ class Intake:
             except Exception as error:
                 if line and line[0] is pending:
                     line.popleft()
-                self._metrics.record_refused(topic)
                 pending.fail(error)
             served += 1
         self._lines.pop(topic, None)
@@ -801,8 +798,5 @@ class Intake:
             self._serve_line(topic)
 
 
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+#: The loop that runs in this thread, or None: what asyncio.get_running_loop is made of.
+running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from asyncproducer.records import Header, Record, RecordMetadata
 
-__all__ = ["Interceptor", "Partitioner", "Serializer", "TopicView"]
+__all__ = ["Interceptor", "Partitioner", "Serializer", "SerializerFunction", "TopicView"]
 
+T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -26,6 +27,11 @@ class Serializer(Protocol[T_contra]):
     ) -> bytes | Awaitable[bytes | None] | None:
         """The bytes to send, None for null."""
         ...
+
+
+#: What `key_serializer=` and `value_serializer=` accept: `value -> bytes`, or the three
+#: arguments of Serializer; plain or async.
+SerializerFunction: TypeAlias = Callable[[T], Any] | Callable[[str, T, list["Header"]], Any]
 
 
 class TopicView(Protocol):

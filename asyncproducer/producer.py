@@ -18,8 +18,9 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 from asyncproducer.config import ProducerConfig
 from asyncproducer.core.accumulator import Accumulator, Fence
@@ -40,6 +41,7 @@ from asyncproducer.errors import (
     IllegalStateError,
     InvalidTopic,
     KafkaError,
+    MetadataNotReady,
     MetadataTimeout,
     ProducerClosed,
     ProducerNotStarted,
@@ -64,19 +66,33 @@ from asyncproducer.records import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from asyncproducer.net.transport import Connector
-    from asyncproducer.plugins import Interceptor
+    from asyncproducer.plugins import Interceptor, SerializerFunction
 
 __all__ = ["Producer", "State"]
 
 logger = logging.getLogger("asyncproducer")
 
-K = TypeVar("K")
-V = TypeVar("V")
-Self = TypeVar("Self", bound="Producer[Any, Any]")
+#: What can be sent without a serializer.
+Plain: TypeAlias = bytes | bytearray | memoryview | str | None
+
+if TYPE_CHECKING:
+    # With a default (PEP 696), so that Producer("localhost:9092") needs no annotation.
+    K = TypeVar("K", default=Plain)
+    V = TypeVar("V", default=Plain)
+else:
+    from typing import TypeVar
+
+    K = TypeVar("K")
+    V = TypeVar("V")
 
 _FORKED: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
 
+
+#: What concerns one record only, and is known before it is buffered.
+_REFUSALS = (RecordError, MetadataNotReady, BufferFull, AuthorizationError)
 
 _CLOSED_MEANWHILE = "the producer was closed while the record waited for room"
 
@@ -132,8 +148,8 @@ class Producer(Generic[K, V]):
         bootstrap_servers: str | Sequence[str] | None = None,
         *,
         config: ProducerConfig | None = None,
-        key_serializer: Callable[..., Any] | None = None,
-        value_serializer: Callable[..., Any] | None = None,
+        key_serializer: SerializerFunction[K] | None = None,
+        value_serializer: SerializerFunction[V] | None = None,
         interceptors: Sequence[Interceptor] = (),
         connector: Connector | None = None,
         **options: Any,
@@ -170,15 +186,15 @@ class Producer(Generic[K, V]):
 
     @classmethod
     def from_config(
-        cls: type[Self],
+        cls,
         mapping: Mapping[str, Any],
         *,
-        key_serializer: Callable[..., Any] | None = None,
-        value_serializer: Callable[..., Any] | None = None,
+        key_serializer: SerializerFunction[K] | None = None,
+        value_serializer: SerializerFunction[V] | None = None,
         interceptors: Sequence[Interceptor] = (),
         connector: Connector | None = None,
         **over: Any,
-    ) -> Self:
+    ) -> Producer[K, V]:
         """A producer from dotted names, Java's (`linger.ms`) or librdkafka's.
 
         `over` are options in snake_case that win. The mapping is not changed.
@@ -194,14 +210,14 @@ class Producer(Generic[K, V]):
 
     @classmethod
     def from_env(
-        cls: type[Self],
+        cls,
         prefix: str = "KAFKA_",
         *,
-        key_serializer: Callable[..., Any] | None = None,
-        value_serializer: Callable[..., Any] | None = None,
+        key_serializer: SerializerFunction[K] | None = None,
+        value_serializer: SerializerFunction[V] | None = None,
         interceptors: Sequence[Interceptor] = (),
         connector: Connector | None = None,
-    ) -> Self:
+    ) -> Producer[K, V]:
         """A producer from environment variables: KAFKA_BOOTSTRAP_SERVERS, KAFKA_LINGER_MS ...
 
         Raises ConfigError.
@@ -236,8 +252,9 @@ class Producer(Generic[K, V]):
     async def start(self) -> None:
         """Connect to the cluster and begin. Does nothing if it is running already.
 
-        Waits until a broker has answered, at most `max_block_ms`. All or nothing: when it
-        fails or is cancelled, nothing is left open, and it may be tried again.
+        Waits until a broker has answered, at most `max_block_ms`, or
+        `socket_connection_setup_timeout_ms` where that is 0. All or nothing: when it fails
+        or is cancelled, nothing is left open, and it may be tried again.
 
         Raises ConnectionFailed, AuthenticationError, UnsupportedVersionError; ProducerClosed
         after close().
@@ -251,7 +268,9 @@ class Producer(Generic[K, V]):
         loop = asyncio.get_running_loop()
         try:
             self._intake = self._build(loop)
-            await self._cluster.start(loop.time() + self._max_block)
+            # Sends that never wait need a cluster all the same.
+            patience = self._max_block or self._config.socket_connection_setup_timeout_ms / 1000
+            await self._cluster.start(loop.time() + patience)
         except BaseException:
             # The cluster has closed itself.
             self._loop = None
@@ -303,7 +322,7 @@ class Producer(Generic[K, V]):
             adaptive=config.partitioner_adaptive_partitioning_enable,
             adaptive_linger=config.adaptive_linger,
             availability_timeout=config.partitioner_availability_timeout_ms / 1000,
-            create_future=loop.create_future,
+            create_future=partial(asyncio.Future, loop=loop),
         )
         self._scheduler = Scheduler(
             config,
@@ -314,7 +333,7 @@ class Producer(Generic[K, V]):
             metrics=self._metrics,
             sequences=self._sequences,
             in_thread=in_thread,
-            on_ready=self._wake_watchers,
+            on_ready=self._on_producer_id,
         )
         return Intake(
             config,
@@ -324,7 +343,6 @@ class Producer(Generic[K, V]):
             pool=self._pool,
             accumulator=self._accumulator,
             scheduler=self._scheduler,
-            metrics=self._metrics,
             interceptors=self._interceptors,
             key_serializer=self._key_serializer,
             value_serializer=self._value_serializer,
@@ -335,7 +353,7 @@ class Producer(Generic[K, V]):
         self._check_usable()
         raise ProducerNotStarted("the producer is not started")
 
-    async def __aenter__(self: Self) -> Self:
+    async def __aenter__(self) -> Producer[K, V]:
         await self.start()
         return self
 
@@ -376,35 +394,41 @@ class Producer(Generic[K, V]):
                 self._intake.close(ProducerClosed(_CLOSED_MEANWHILE))
             self._hurry = loop.create_future()
             self._closing = loop.create_task(
-                self._close(timeout, self._hurry), name=f"{self._client_id} close"
+                self._close(self._hurry), name=f"{self._client_id} close"
             )
         try:
+            # Also where another task closes already, perhaps with more patience.
+            await asyncio.wait([self._closing], timeout=timeout)
+            self._give_up_waiting()
             return await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            if self._hurry is not None and not self._hurry.done():
-                self._hurry.set_result(None)
+            self._give_up_waiting()
             await asyncio.wait([self._closing])
             raise
+
+    def _give_up_waiting(self) -> None:
+        if self._hurry is not None and not self._hurry.done():
+            self._hurry.set_result(None)
 
     async def stop(self) -> CloseReport:
         """The same as `close()`, for those who are used to aiokafka's name."""
         return await self.close()
 
-    async def _close(self, timeout: float | None, hurry: asyncio.Future[None]) -> CloseReport:
-        """`hurry` ends the waiting: all is delivered, or the closer was cancelled."""
+    async def _close(self, hurry: asyncio.Future[None]) -> CloseReport:
+        """`hurry` ends the waiting: all is delivered, or a closer's time is up."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._pool.close()
         self._accumulator.close(began)
-        fence = Fence(lambda: None if hurry.done() else hurry.set_result(None))
+        fence = Fence(self._give_up_waiting)
         self._accumulator.begin_flush(fence, began)
         self._scheduler.step(began)
         self._scheduler.wake()
-        if fence.remaining and timeout != 0:
-            await asyncio.wait([hurry], timeout=timeout)
+        if fence.remaining and not hurry.done():
+            await asyncio.wait([hurry])
         aborted = self._scheduler.abort(
             "the producer was closed before the brokers had acknowledged them "
-            f"(close timeout: {timeout} s)",
+            f"(it waited for {loop.time() - began:.3f} s)",
             None,
             loop.time(),
         )
@@ -432,25 +456,31 @@ class Producer(Generic[K, V]):
             self._intake.open_loop = None
         unsent = sum(batch.count for batch in self._accumulator.incomplete)
         if not self._forked:
-            self._scheduler.abort("the event loop of the producer was closed", None, 0.0)
+            for batch in self._accumulator.incomplete:
+                # Whoever waited on that loop will never run again.
+                batch.waiters = batch.fences = None
+            for batch in self._accumulator.abort("the event loop was closed", None, 0.0):
+                self._metrics.records_failed(batch.topic, batch.count)
         self._close_plugins()
         self._report = CloseReport(self._metrics.acknowledged, self._metrics.failed, unsent, 0.0)
         return self._report
 
     def _close_plugins(self) -> None:
         serializers = (s.function for s in (self._key_serializer, self._value_serializer) if s)
-        partitioner = None if self._intake is None else self._intake.partitioner
-        for plugin in (*self._interceptors, *serializers, partitioner):
+        closed: set[int] = set()
+        for plugin in (*self._interceptors, *serializers, self._config.partitioner):
             close = getattr(plugin, "close", None)
-            if close is None:
-                continue
+            if close is None or id(plugin) in closed:
+                continue  # one object may serialize keys and values
+            closed.add(id(plugin))
             try:
                 close()
             except Exception:
                 logger.exception("close() of %r failed", plugin)
 
     def __del__(self) -> None:
-        if getattr(self, "_state", State.CLOSED) is State.RUNNING and not self._forked:
+        state = getattr(self, "_state", State.CLOSED)
+        if state in (State.RUNNING, State.CLOSING) and not self._forked:
             unsent = sum(batch.count for batch in self._accumulator.incomplete)
             warnings.warn(
                 f"unclosed {self!r}: {unsent} records have no end; use `async with`, "
@@ -490,10 +520,18 @@ class Producer(Generic[K, V]):
         InvalidTopic, InvalidTimestamp), MetadataTimeout, BufferTimeout, AuthorizationError,
         ProducerStateError before the record is buffered; DeliveryError after that.
         """
-        delivery = self._enter(topic, value, key, headers, partition, timestamp)
-        if type(delivery) is not Delivery:
-            delivery = await self._wait(delivery)
-        return await delivery
+        try:
+            delivery = self._enter(topic, value, key, headers, partition, timestamp)
+            if type(delivery) is not Delivery:
+                delivery = await self._wait(delivery)
+        except _REFUSALS:
+            self._metrics.record_refused(topic)
+            raise
+        # `await delivery` in two steps, which spares an object per waiting task.
+        waiter = delivery.waiter()
+        if waiter is not None:
+            await waiter
+        return delivery.result()
 
     async def enqueue(
         self,
@@ -521,10 +559,14 @@ class Producer(Generic[K, V]):
             # Before the record is taken, so that a cancellation finds nothing half done.
             intake.breathing = None
             await asyncio.sleep(0)
-        delivery = self._enter(topic, value, key, headers, partition, timestamp)
-        if type(delivery) is Delivery:
-            return delivery
-        return await self._wait(delivery)
+        try:
+            delivery = self._enter(topic, value, key, headers, partition, timestamp)
+            if type(delivery) is Delivery:
+                return delivery
+            return await self._wait(delivery)
+        except _REFUSALS:
+            self._metrics.record_refused(topic)
+            raise
 
     async def _wait(self, entered: Any) -> Delivery:
         if self._intake is None:
@@ -547,7 +589,11 @@ class Producer(Generic[K, V]):
         BufferFull, and the errors of `send` that come before buffering. Async
         serializers cannot be used here: SerializationError.
         """
-        delivery = self._enter(topic, value, key, headers, partition, timestamp, wait=False)
+        try:
+            delivery = self._enter(topic, value, key, headers, partition, timestamp, wait=False)
+        except _REFUSALS:
+            self._metrics.record_refused(topic)
+            raise
         if type(delivery) is not Delivery:
             raise IllegalStateError("without waiting, a record enters or an error says why not")
         return delivery
@@ -605,7 +651,7 @@ class Producer(Generic[K, V]):
             if topic is None:
                 raise InvalidTopic("without a topic for all, each record must be a Record")
             return await self.enqueue(topic, record)  # type: ignore[arg-type]
-        except (RecordError, MetadataTimeout, BufferFull, AuthorizationError) as error:
+        except _REFUSALS as error:
             return error
 
     # -- news from the cluster --------------------------------------------------------------
@@ -628,6 +674,13 @@ class Producer(Generic[K, V]):
             raise ProducerNotStarted("the producer is not started")
         return self._loop.create_future()
 
+    def _on_producer_id(self) -> None:
+        """There is one, or there will never be one."""
+        error = self._scheduler.fatal_error
+        if error is not None and self._intake is not None:
+            self._intake.close(error)
+        self._wake_watchers()
+
     def _on_change(self) -> None:
         self._wake_watchers()
         self._scheduler.wake()
@@ -643,6 +696,8 @@ class Producer(Generic[K, V]):
         while not condition():
             if self._state is not State.RUNNING:
                 raise ProducerClosed(f"the producer was closed while waiting for {what}")
+            if self._scheduler.fatal_error is not None:
+                raise self._scheduler.fatal_error
             watcher = self._future()
             self._watchers.append(watcher)
             try:
@@ -655,13 +710,16 @@ class Producer(Generic[K, V]):
 
     # -- checks ----------------------------------------------------------------------------
 
-    def _check_usable(self) -> None:
-        """Say why the producer cannot be used here and now."""
+    def _check_process(self) -> None:
         if self._forked:
             raise ForkError(
                 f"this producer was started in process {self._pid} and the process was forked "
                 "since: make a new Producer in the child"
             )
+
+    def _check_usable(self) -> None:
+        """Say why the producer cannot be used here and now."""
+        self._check_process()
         if self._state in (State.CREATED, State.STARTING):
             raise ProducerNotStarted(
                 "the producer is not started: use `async with Producer(...)`, "
@@ -729,8 +787,17 @@ class Producer(Generic[K, V]):
     async def _view(self, intake: Intake, topic: str, deadline: float) -> TopicMetadata:
         pending = Pending(intake, topic, None, 0, None, None, NO_HEADERS, deadline)
         self._cluster.add_topic(topic)
+        stale = -1
+        if self._metadata.topic_error(topic):
+            # What was wrong with it may have been mended since.
+            stale = self._metadata.version
+            self._cluster.request_update_for_topic(topic)
+
+        def known() -> bool:
+            return self._metadata.version != stale and intake.ready(pending)
+
         try:
-            await self._until(lambda: intake.ready(pending), deadline, f"topic {topic!r}")
+            await self._until(known, deadline, f"topic {topic!r}")
         except MetadataTimeout as error:
             raise intake.metadata_timeout(pending) from error.__cause__
         view = self._metadata.topic(topic)

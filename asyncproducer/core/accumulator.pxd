@@ -86,6 +86,8 @@ cdef class Accumulator:
     @cython.locals(batch=ProducerBatch)
     cdef ProducerBatch _new_batch(self, PartitionQueue queue, Py_ssize_t size, double now)
 
+    cdef object _begin(self, PartitionQueue queue, ProducerBatch batch)
+
     cdef object _produced(
         self,
         TopicState topic,

@@ -174,7 +174,7 @@ class Accumulator:
         self._returned = 0
         #: How much memory the last `append` asked for in vain.
         self.needed = 0
-        #: Set when a queue became ready; the shell clears it.
+        #: Set when a queue became ready or a batch began; the shell clears it.
         self.news = False
         #: Node → (last time it had data and was ready, last time it was drained).
         self._node_times: dict[int, tuple[float, float]] = {}
@@ -269,6 +269,8 @@ class Accumulator:
         `needed` tells how much. With `granted` bytes, reserved by the caller, it
         succeeds, and what is not needed of them goes back to the pool.
         """
+        if not topic.known:
+            topic = self._revive(topic)
         sticky = partition < 0
         while True:
             if sticky:
@@ -303,10 +305,18 @@ class Accumulator:
             if not self._rushing:
                 self._hurry(now)
             return None
-        batch = self._new_batch(queue, size, now)
-        delivery = batch.try_append(timestamp, key, value, headers)
-        if delivery is None:
-            raise AssertionError("the first record always fits its batch")
+        try:
+            batch = self._new_batch(queue, size, now)
+            delivery = batch.try_append(timestamp, key, value, headers)
+        except BaseException:
+            # Out of memory, or a value that cannot be read after all. What was granted
+            # is taken back by the one who granted it.
+            if not granted:
+                self._returned += size
+            raise
+        if granted > size:
+            self._returned += granted - size
+        self._begin(queue, batch)
         if sticky:
             self._produced(topic, queue, batch, batch.estimated_size(), now)
         if batch.is_full():
@@ -314,6 +324,15 @@ class Accumulator:
         else:
             self._touch(queue, now)
         return delivery
+
+    def _revive(self, topic: TopicState) -> TopicState:
+        """The topic as it is known now: it was dropped while its record waited for memory."""
+        state = self.topics.setdefault(topic.name, topic)
+        missing = len(topic.queues) - len(state.queues)
+        if missing > 0:
+            # It came back with fewer partitions. What is for one of the others expires.
+            state.queues.extend([None] * missing)
+        return state
 
     def _new_queue(self, topic: TopicState, partition: int, now: float) -> PartitionQueue:
         queue = PartitionQueue(topic, partition)
@@ -327,7 +346,8 @@ class Accumulator:
         batch = ProducerBatch(
             topic.name,
             queue.partition,
-            write_limit=size,
+            # 1 promises one record in each batch: what the bound has left over is no room.
+            write_limit=size if self._batch_size > 1 else 1,
             created_at=now,
             codec=codec,
             ratio=1.0 if codec is None else self.estimator.estimate(topic.name, codec.codec_id),
@@ -335,14 +355,18 @@ class Accumulator:
             create_future=self._create_future,
         )
         batch.order = (queue.next_order,)
+        return batch
+
+    def _begin(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """Take a new batch in. It has its first record: nobody may meet an empty one."""
         queue.next_order += 1
         queue.batches.append(batch)
         queue.open = batch
-        topic.queued_batches += 1
+        queue.topic.queued_batches += 1
         self.incomplete[batch] = None
+        self.news = True
         if self._adaptive_linger:
             self.fresh.append(queue)
-        return batch
 
     def _produced(
         self, topic: TopicState, queue: PartitionQueue, batch: ProducerBatch, size: int, now: float
@@ -629,9 +653,10 @@ class Accumulator:
         queue = self._queue(batch)
         if self._sequences is not None and batch.base_sequence >= 0:
             self._sequences.acknowledged(queue.sequences, batch, base_offset)
+        # Before anybody is told: a callback may begin a flush or an abort.
+        self.incomplete.pop(batch, None)
         fresh = batch.acknowledge(base_offset, log_append_time)
         if fresh:
-            del self.incomplete[batch]
             self._free(batch)
         self._touch(queue, now)
         return fresh
@@ -698,9 +723,10 @@ class Accumulator:
         return fresh
 
     def _end(self, batch: ProducerBatch, failure: Failure) -> bool:
+        # Before anybody is told: a callback may begin a flush or an abort.
+        self.incomplete.pop(batch, None)
         if not batch.fail(failure):
             return False
-        del self.incomplete[batch]
         self._free(batch)
         return True
 
@@ -728,14 +754,19 @@ class Accumulator:
             if batch.created_at + self._delivery_timeout > now:
                 break
             expired.append(batch)
-        for batch in expired:
-            queue = self._queue(batch)
-            if self._sequences is not None:
-                self._sequences.expired(queue.sequences, batch)
-            self._unqueue(queue, batch)
-            self._end(batch, self._expiry(batch, queue, now))
-            self._touch(queue, now)
-        return expired
+        return [b for b in expired if self._give_up(b, self._expiry(b, now), now)]
+
+    def _give_up(self, batch: ProducerBatch, failure: Failure, now: float) -> bool:
+        """End a batch that no broker has decided about. False if a callback was faster."""
+        if batch.state != PENDING:
+            return False
+        queue = self._queue(batch)
+        if self._sequences is not None:
+            self._sequences.expired(queue.sequences, batch)
+        self._unqueue(queue, batch)
+        self._end(batch, failure)
+        self._touch(queue, now)
+        return True
 
     def _unqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         if batch.in_flight:
@@ -747,14 +778,14 @@ class Accumulator:
             batch.close()
             queue.open = None
 
-    def _expiry(self, batch: ProducerBatch, queue: PartitionQueue, now: float) -> Failure:
+    def _expiry(self, batch: ProducerBatch, now: float) -> Failure:
         age_ms = round((now - batch.created_at) * 1000)
         limit_ms = round(self._delivery_timeout * 1000)
         if batch.in_flight:
             what = "the broker has not answered the request that carries it"
         elif batch.sends:
             what = f"{batch.sends} attempts were made, the last one failed and is to be repeated"
-        elif queue.leader < 0:
+        elif self._queue(batch).leader < 0:
             what = "it was never sent: the partition has no leader, or the topic is gone"
         else:
             what = "it was never sent: no connection to the leader had room"
@@ -770,25 +801,20 @@ class Accumulator:
 
     def abort(self, reason: str, cause: BaseException | None, now: float) -> list[ProducerBatch]:
         """Fail every batch that has no end yet; returns them."""
-        batches = list(self.incomplete)
-        for batch in batches:
-            queue = self._queue(batch)
-            self._unqueue(queue, batch)
-            if self._sequences is not None:
-                self._sequences.expired(queue.sequences, batch)
-            self._end(
-                batch,
-                Failure(
-                    AbortedError,
-                    f"{batch.count} record(s) for {batch.topic}-{batch.partition} were given up: "
-                    f"{reason}",
-                    persisted="maybe" if batch.in_flight or batch.maybe_written else "no",
-                    cause=cause,
-                    attempts=batch.sends,
-                    elapsed=now - batch.created_at,
-                ),
+        aborted: list[ProducerBatch] = []
+        for batch in list(self.incomplete):
+            failure = Failure(
+                AbortedError,
+                f"{batch.count} record(s) for {batch.topic}-{batch.partition} were given up: "
+                f"{reason}",
+                persisted="maybe" if batch.in_flight or batch.maybe_written else "no",
+                cause=cause,
+                attempts=batch.sends,
+                elapsed=now - batch.created_at,
             )
-        return batches
+            if self._give_up(batch, failure, now):
+                aborted.append(batch)
+        return aborted
 
     # -- flush and close -------------------------------------------------------------------
 

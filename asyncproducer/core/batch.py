@@ -441,14 +441,16 @@ class ProducerBatch(Outcome):
         """The records again, in batches of about `target_size` bytes, closed and ready to leave.
 
         For a broker that found the batch too large (KIP-126). Deliveries, waiters and
-        callbacks move to the parts. A batch that is a part already halves, so that
-        repeated splits end at single records.
+        callbacks move to the parts. A batch that is a part already halves, in records as
+        well, so that repeated splits end at single records.
         """
         if self.state != PENDING:
             raise IllegalStateError("only a PENDING batch can be split")
         if self.count < 2:
             raise IllegalStateError("a batch of one record cannot be split")
+        most = self.count
         if self.is_split:
+            most = (self.count + 1) // 2
             target_size = max(self.max_record_size, self.estimated_size() // 2)
         data: Any
         if self.payload is None:
@@ -462,7 +464,7 @@ class ProducerBatch(Outcome):
         batch: ProducerBatch | None = None
         for index, record in enumerate(read_records(data, self.count)):
             timestamp = self.base_timestamp + record.timestamp_delta
-            if batch is not None:
+            if batch is not None and batch.count < most:
                 delivery = batch.try_append(timestamp, record.key, record.value, record.headers)
                 if delivery is not None:
                     continue

@@ -29,6 +29,7 @@ cdef class Outcome:
 
 
 @cython.final
+@cython.freelist(1024)
 cdef class Delivery:
     cdef Outcome _outcome
     cdef Py_ssize_t _index
@@ -38,3 +39,5 @@ cdef class Delivery:
     cdef bint _observed
 
     cdef Outcome _resolve(self)
+    cpdef object waiter(self)
+    cpdef object result(self)

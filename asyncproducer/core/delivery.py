@@ -39,6 +39,18 @@ SPLIT = 3
 _STATE_NAMES = ("PENDING", "ACKNOWLEDGED", "FAILED", "SPLIT")
 
 
+def _call(function: Callable[[], object], topic: str) -> None:
+    """Run a delivery callback. It is the user's code: it must not disturb the others."""
+    try:
+        function()
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:
+        # Also the CancelledError of a future that the callback asked for its result: it
+        # cancels nobody here, we are in no task of the user's.
+        logger.exception("a delivery callback of %s failed", topic)
+
+
 class Failure:
     """Why a batch failed; makes a fresh exception for each record that asks.
 
@@ -126,8 +138,9 @@ class Outcome:
         self.failure: Failure | None = None
         #: Split: (index of the first record, outcome) of each part, ascending.
         self.parts: list[tuple[int, Outcome]] | None = None
-        #: (index, future) of those who wait now.
-        self.waiters: list[tuple[int, Any]] | None = None
+        #: index, future, index, future ... of those who wait now. Flat, because it is long
+        #: where tens of thousands of tasks each await their own record.
+        self.waiters: list[Any] | None = None
         #: (index, function) to call when this is done.
         self.callbacks: list[tuple[int, Callable[[], object]]] | None = None
         #: Fences: called once when every record of this batch has its end.
@@ -170,9 +183,9 @@ class Outcome:
         waiters, self.waiters = self.waiters, None
         callbacks, self.callbacks = self.callbacks, None
         fences, self.fences = self.fences, None
-        for index, future in waiters or ():
-            start, part = self._part(index)
-            part.add_waiter(index - start, future)
+        for at in range(0, len(waiters or ()), 2):
+            start, part = self._part(waiters[at])  # type: ignore[index]
+            part.add_waiter(waiters[at] - start, waiters[at + 1])  # type: ignore[index]
         for index, function in callbacks or ():
             start, part = self._part(index)
             part.add_callback(index - start, function)
@@ -185,7 +198,8 @@ class Outcome:
         """`future` gets a result (None) when the record at `index` has its end."""
         if self.waiters is None:
             self.waiters = []
-        self.waiters.append((index, future))
+        self.waiters.append(index)
+        self.waiters.append(future)
 
     def add_callback(self, index: int, function: Callable[[], object]) -> None:
         """`function` is called when the record at `index` has its end."""
@@ -217,15 +231,16 @@ class Outcome:
         fences, self.fences = self.fences, None
         if callbacks is not None:
             for _, function in callbacks:
-                try:
-                    function()
-                except Exception:
-                    # A callback is the user's code: it must not disturb the other records.
-                    logger.exception("a delivery callback of %s failed", self.topic)
+                _call(function, self.topic)
         if waiters is not None:
-            for _, future in waiters:
-                if not future.done():
-                    future.set_result(None)
+            for at in range(1, len(waiters), 2):
+                future = waiters[at]
+                try:
+                    if not future.done():
+                        future.set_result(None)
+                except RuntimeError:
+                    # Its event loop is closed: nobody waits any more.
+                    logger.debug("a waiter for %s is gone with its event loop", self.topic)
         if fences is not None:
             for fence in fences:
                 fence.passed()
@@ -296,13 +311,17 @@ class Delivery:
         """
         outcome = self._resolve()
         if outcome.state == ACKNOWLEDGED:
-            return RecordMetadata(
-                outcome.topic,
-                outcome.partition,
-                outcome.base_offset + self._index if outcome.base_offset >= 0 else -1,
-                outcome.log_append_time if outcome.log_append_time >= 0 else self._timestamp,
-                self._key_size,
-                self._value_size,
+            # What RecordMetadata(...) does, without a call that costs more than the rest.
+            return tuple.__new__(
+                RecordMetadata,
+                (
+                    outcome.topic,
+                    outcome.partition,
+                    outcome.base_offset + self._index if outcome.base_offset >= 0 else -1,
+                    outcome.log_append_time if outcome.log_append_time >= 0 else self._timestamp,
+                    self._key_size,
+                    self._value_size,
+                ),
             )
         error = self.exception()
         if error is None:
@@ -342,15 +361,25 @@ class Delivery:
         if outcome.state == PENDING:
             outcome.add_callback(self._index, lambda: function(self))
         else:
-            function(self)
+            _call(lambda: function(self), outcome.topic)
+
+    def waiter(self) -> Any:
+        """A future that is done when the record has its end; None if it has.
+
+        To be awaited once, by whoever asked for it; then `result()` does not wait.
+        """
+        outcome = self._resolve()
+        if outcome.state != PENDING:
+            return None
+        if outcome.create_future is None:
+            raise IllegalStateError("this delivery belongs to no event loop")
+        future = outcome.create_future()
+        outcome.add_waiter(self._index, future)
+        return future
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        outcome = self._resolve()
-        if outcome.state == PENDING:
-            if outcome.create_future is None:
-                raise IllegalStateError("this delivery belongs to no event loop")
-            future = outcome.create_future()
-            outcome.add_waiter(self._index, future)
+        future = self.waiter()
+        if future is not None:
             yield from future
         return self.result()
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from asyncproducer.core.batch import BATCH_OVERHEAD
+
 if TYPE_CHECKING:
     from asyncproducer.core.batch import ProducerBatch
 
@@ -121,7 +123,8 @@ class Metrics:
         """A batch was sealed and goes into a request."""
         self._now = now
         size = batch.estimated_size()
-        ratio = size / batch.size if batch.size else 1.0
+        # Of the records alone: a header cannot be compressed (Java's compression-rate).
+        ratio = (size - BATCH_OVERHEAD) / (batch.size - BATCH_OVERHEAD)
         self._batch_size.add(size, now)
         self._compression.add(ratio, now)
         self._queue_time.add((now - batch.created_at) * 1000, now)

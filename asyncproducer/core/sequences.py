@@ -6,14 +6,18 @@ five batches and answers a repeated one as a success. From this follow the rules
 
 1. A batch gets its sequence when it is drained for the first time, and keeps it
    through every retry: the bytes of a retry are the same.
-2. Up to five batches of a partition may be on the wire. As soon as one of them must
-   be retried, they go one at a time, lowest sequence first.
+2. Up to five batches of a partition may be on the wire, as many as the broker remembers.
+   As soon as one of them must be retried, they go one at a time, lowest sequence first,
+   and nothing new joins them. Nothing is pipelined either to a broker that may not know
+   the producer yet, or behind what another broker has: five batches could be stored
+   before an older one is repeated, which would then not be recognised.
 3. When a batch ends without being stored, the sequences behind it have a hole that the
    broker would refuse for ever. Then the epoch is bumped, locally (KIP-360): the
    partition's waiting batches are renumbered from 0 under the new epoch, once none of
-   them is on the wire. Other partitions finish what they have under their old epoch and
-   change when nothing of theirs is outstanding.
-4. A batch that expires after it was sent may or may not be stored. The partition is
+   them is on the wire and those before the hole, which may be stored, have their end.
+   Other partitions finish what they have under their old epoch and change when nothing
+   of theirs is outstanding.
+4. A batch that is given up after it was sent may or may not be stored. The partition is
    then `unresolved`: nothing new leaves until its outstanding batches have told.
 
 Sequences count modulo 2**31; comparisons are serial (RFC 1982), so they hold at the wrap.
@@ -82,6 +86,7 @@ class PartitionSequences:
     """One partition's numbers."""
 
     __slots__ = (
+        "hole",
         "last_acked_offset",
         "last_acked_sequence",
         "next_sequence",
@@ -89,7 +94,6 @@ class PartitionSequences:
         "owner",
         "producer_epoch",
         "producer_id",
-        "renumber",
         "unresolved",
     )
 
@@ -106,19 +110,24 @@ class PartitionSequences:
         self.outstanding: list[ProducerBatch] = []
         #: The sequence behind the last batch whose fate is unknown, or None.
         self.unresolved: int | None = None
-        #: The outstanding batches are to be renumbered under the new epoch.
-        self.renumber = False
+        #: The first sequence that is lost, or None. The outstanding batches from there on
+        #: are to be renumbered under a new epoch.
+        self.hole: int | None = None
 
     @property
     def on_wire(self) -> bool:
         """Whether one of the outstanding batches is in a request now."""
         return any(batch.in_flight for batch in self.outstanding)
 
+    def is_before_hole(self, batch: ProducerBatch) -> bool:
+        """Whether `batch` keeps its sequence, which the broker can still take."""
+        return self.hole is None or is_before(batch.base_sequence, self.hole)
+
     def __repr__(self) -> str:
         return (
             f"<PartitionSequences id={self.producer_id}:{self.producer_epoch} "
             f"next={self.next_sequence} acked={self.last_acked_sequence} "
-            f"outstanding={len(self.outstanding)} unresolved={self.unresolved}>"
+            f"outstanding={len(self.outstanding)} unresolved={self.unresolved} hole={self.hole}>"
         )
 
 
@@ -183,21 +192,28 @@ class Sequences:
         When not, something outstanding of this partition, or the producer id, is
         waited for; its end calls for another look.
         """
-        if self.state is not IdState.READY or partition.renumber:
+        if self.state is not IdState.READY:
             return False
         if batch.base_sequence < 0:
-            if partition.unresolved is not None:
+            if partition.unresolved is not None or partition.hole is not None:
                 return False
             if not partition.outstanding:
                 return True
-            # Behind an outstanding batch: not across an epoch, not past a retry, and not
-            # to another leader. Who answers in another connection may answer earlier, and
-            # five batches later this leader would no longer recognise those before it.
+            # Behind an outstanding batch: only under the same epoch, and once a first one
+            # is stored, because a broker that does not know the producer yet takes any
+            # sequence. Not behind a retry, and not to another leader than those before:
+            # it may store five batches first and then not recognise an older one.
             leader = partition.owner.leader
-            return not self._stale(partition) and all(
-                b.in_flight and b.sent_to == leader for b in partition.outstanding
+            return (
+                partition.last_acked_sequence >= 0
+                and not self._stale(partition)
+                and all(
+                    b.in_flight and b.attempts == 0 and b.sent_to == leader
+                    for b in partition.outstanding
+                )
             )
-        return bool(partition.outstanding) and partition.outstanding[0] is batch
+        first = partition.outstanding[0] if partition.outstanding else None
+        return first is batch and partition.is_before_hole(batch)
 
     def assign(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
         """Give `batch` its sequence if it has none. It is outstanding from now on."""
@@ -221,7 +237,7 @@ class Sequences:
         partition.last_acked_sequence = -1
         partition.last_acked_offset = -1
         partition.unresolved = None
-        partition.renumber = False
+        partition.hole = None
         self._unresolved.pop(partition, None)
 
     # -- answers ---------------------------------------------------------------------------
@@ -257,7 +273,7 @@ class Sequences:
             return
         self._forget(partition, batch)
         if self._same_epoch(partition, batch):
-            self.bump(partition)
+            self.bump(partition, batch.base_sequence)
 
     def expired(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
         """`batch` was given up after it was sent: nobody knows whether it is stored."""
@@ -292,10 +308,10 @@ class Sequences:
         While an earlier batch is still missing, that is what a broker must answer. Where
         `batch` is the first one outstanding, the hole is real and only a new epoch mends it.
         """
-        if not self._same_epoch(partition, batch) or partition.renumber:
+        if not self._same_epoch(partition, batch):
             return
         if partition.outstanding and partition.outstanding[0] is batch:
-            self.bump(partition)
+            self.bump(partition, batch.base_sequence)
 
     def unknown_producer(
         self, partition: PartitionSequences, batch: ProducerBatch, log_start_offset: int
@@ -305,15 +321,16 @@ class Sequences:
         Without a log start offset the answer says nothing about the log, and the same
         again may succeed. Otherwise the sequences start anew under a new epoch.
         """
-        if log_start_offset < 0 or partition.renumber or not self._same_epoch(partition, batch):
+        if log_start_offset < 0 or not self._same_epoch(partition, batch):
             return
-        self.bump(partition)
+        self.bump(partition, batch.base_sequence)
 
     # -- epochs ----------------------------------------------------------------------------
 
-    def bump(self, partition: PartitionSequences) -> None:
-        """Ask for a new epoch for the sake of this partition."""
-        partition.renumber = True
+    def bump(self, partition: PartitionSequences, hole: int) -> None:
+        """Ask for a new epoch for this partition: the sequence `hole` will never come."""
+        if partition.hole is None or is_before(hole, partition.hole):
+            partition.hole = hole
         self._renumber[partition] = None
 
     def resolve(self) -> list[PartitionSequences]:
@@ -325,10 +342,14 @@ class Sequences:
             del self._unresolved[partition]
             partition.unresolved = None
             if increment(partition.last_acked_sequence, 1) != partition.next_sequence:
-                self.bump(partition)
+                self.bump(partition, partition.next_sequence)
             else:
                 free.append(partition)
         return free
+
+    def _may_renumber(self, partition: PartitionSequences) -> bool:
+        first = partition.outstanding[0] if partition.outstanding else None
+        return first is None or not (partition.is_before_hole(first) or partition.on_wire)
 
     def apply_bumps(self) -> list[PartitionSequences]:
         """Bump the epoch if a partition needs it and renumber what can be renumbered.
@@ -338,7 +359,7 @@ class Sequences:
         """
         if self.state is not IdState.READY or not self._renumber:
             return []
-        waiting = [p for p in self._renumber if not p.on_wire]
+        waiting = [p for p in self._renumber if self._may_renumber(p)]
         if not waiting:
             return []
         if any(not self._stale(p) for p in waiting):

@@ -55,6 +55,7 @@ import asyncio
 import heapq
 import math
 from collections import OrderedDict
+from collections.abc import Collection
 from itertools import count
 from typing import NamedTuple
 
@@ -168,6 +169,11 @@ class BufferPool:
     def waiting(self) -> int:
         """How many tickets are in the line (Java: waiting-threads)."""
         return len(self._line)
+
+    @property
+    def line(self) -> Collection[Ticket]:
+        """The tickets that wait, in order. The same object for the pool's whole life."""
+        return self._line
 
     @property
     def reserved(self) -> int:

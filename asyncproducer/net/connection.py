@@ -84,6 +84,9 @@ _FIRST_NEGATIVE_ID = -(2**31)
 #: Seconds for what is written already (acks=0) to leave, when we close in peace.
 CLOSE_GRACE = 1.0
 
+#: asyncio's default: with more bytes unwritten the transport pauses us.
+HIGH_WATER_BYTES = 64 * 1024
+
 #: Where in the session's life to authenticate again (Java: ReauthenticationInfo): early
 #: enough for a slow answer, and not all connections at once.
 _REAUTHENTICATE_FROM, _REAUTHENTICATE_TO = 0.85, 0.95
@@ -462,6 +465,10 @@ class Connection:
     def _hand_over(self, transport: asyncio.Transport, buffers: Sequence[Buffer]) -> None:
         self.last_used = self._loop.time()
         transport.writelines(buffers)
+        if not self._paused and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
+            # CPython before 3.12.9 and 3.13.2 forgets to pause us after `writelines`
+            # (gh-127655), but not after this: it sets what is set already.
+            transport.set_write_buffer_limits(HIGH_WATER_BYTES)
 
     def _live_transport(self) -> asyncio.Transport:
         transport = self._transport

@@ -285,8 +285,9 @@ class Scheduler:
             try:
                 response = wire.decode_produce(version, body)
             except ProtocolError as broken:
-                connection.close(broken)
+                # First ours: what closing the connection loses was sent after it.
                 self._lost(batches, broken, now)
+                connection.close(broken)
             else:
                 self._metrics.request_done(node_id, now - sent_at)
                 self._metrics.throttled(response.throttle_ms)
@@ -451,7 +452,10 @@ class Scheduler:
         if self._sequences is not None:
             self._sequences.fail(error)
         self.fatal_error = error
-        self.abort(f"the producer failed for good: {error}", error, now)
+        while self._accumulator.incomplete:
+            # Again for those who were given the memory of the first ones.
+            self.abort(f"the producer failed for good: {error}", error, now)
+        self._on_ready()
 
     def abort(self, reason: str, cause: BaseException | None, now: float) -> int:
         """Fail everything that has no end yet; returns the number of records."""
@@ -476,8 +480,8 @@ class Scheduler:
             self._spawn(self._acquire_producer_id(sequences))
 
     async def _acquire_producer_id(self, sequences: Sequences) -> None:
-        """Ask for a producer id until there is one (spec 8.1)."""
-        while True:
+        """Ask for a producer id until there is one, or can be none."""
+        while self.fatal_error is None:
             request = wire.InitProducerIdRequest(None, 2**31 - 1)
             deadline = self._loop.time() + self._request_timeout
             try:

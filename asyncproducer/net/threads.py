@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 import anyio.to_thread
@@ -18,4 +20,7 @@ async def in_thread(function: Callable[[], T]) -> T:
     Cancelling waits for the function to end: it may be reading a buffer that the
     caller would give back.
     """
-    return await anyio.to_thread.run_sync(function)
+    # A loop with a clock of its own (asyncproducer.testing) lets it stand still meanwhile.
+    outside_work = getattr(asyncio.get_running_loop(), "outside_work", nullcontext)
+    with outside_work():
+        return await anyio.to_thread.run_sync(function)

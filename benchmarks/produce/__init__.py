@@ -1,0 +1,1 @@
+"""Acknowledged records per second, beside other producers, on real Kafka."""
