@@ -29,7 +29,6 @@ cdef class Outcome:
 
 
 @cython.final
-@cython.freelist(1024)
 cdef class Delivery:
     cdef Outcome _outcome
     cdef Py_ssize_t _index
