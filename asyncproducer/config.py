@@ -1165,6 +1165,10 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
+#: What the Producer takes beside the options: a typo there ends up here.
+_PRODUCER_ARGUMENTS = ("config", "connector", "interceptors", "key_serializer", "value_serializer")
+
+
 def _unknown(name: str, value: object) -> None:
     """Raise with the best advice there is for a snake_case name that is no option."""
     refused = _refused(name)
@@ -1174,7 +1178,8 @@ def _unknown(name: str, value: object) -> None:
         here = DOTTED.get(name) or LIBRDKAFKA[name].option
         raise ConfigError(f"{name!r} is written {here!r} here; from_mapping takes dotted names")
     else:
-        raise ConfigError(f"unknown option {name!r}{_nearest(name, [*OPTIONS, *ALIASES])}")
+        known = [*OPTIONS, *ALIASES, *_PRODUCER_ARGUMENTS]
+        raise ConfigError(f"unknown option {name!r}{_nearest(name, known)}")
 
 
 def _translate(key: str, value: Any) -> tuple[str, Any] | None:

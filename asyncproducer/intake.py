@@ -14,10 +14,11 @@ import asyncio
 import inspect
 import logging
 import re
-import time
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
+from time import monotonic
+from time import time as wall_clock
 from typing import TYPE_CHECKING, Any
 
 from asyncproducer.core.batch import NO_HEADERS, batch_upper_bound, encode_headers
@@ -64,8 +65,9 @@ logger = logging.getLogger("asyncproducer")
 #: How many records that waited for metadata are appended before the loop may turn.
 _SERVED_AT_ONCE = 500
 
-#: How many batches a loop of `await enqueue()` fills before it lets the event loop turn.
-_BATCHES_PER_TURN = 4
+#: How often batches begin or become full in a loop of `await enqueue()` before it lets the
+#: event loop turn.
+_BATCHES_PER_TURN = 8
 
 _CANNOT_WAIT = "send_nowait cannot wait for an async serializer: use send or enqueue"
 
@@ -193,7 +195,9 @@ class Intake:
         check_usable: Callable[[], None],
     ) -> None:
         self.accumulator = accumulator
-        self.loop_time = loop.time
+        # asyncio's own loops only pass time.monotonic on: without the call in between.
+        plain = type(loop).time is asyncio.BaseEventLoop.time
+        self.loop_time: Callable[[], float] = monotonic if plain else loop.time
         #: The loop on which records are taken now; None before the start and from close on.
         self.open_loop: asyncio.AbstractEventLoop | None = None
         #: A task that filled several batches in a row and shall let the loop turn.
@@ -205,7 +209,7 @@ class Intake:
         self._cluster = cluster
         self._pool = pool
         #: Whoever waits for memory. A property of the pool would cost a call per record.
-        self._pool_line = pool.line
+        self._pool_line = pool.tickets
         self._scheduler = scheduler
         self._interceptors = interceptors
         self._key_serializer = key_serializer
@@ -313,7 +317,7 @@ class Intake:
         if size > self._certain_size:
             self._check_size(topic, key, value, headers)
         if timestamp is None:
-            timestamp = int(time.time() * 1000)
+            timestamp = int(wall_clock() * 1000)
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
             timestamp = timestamp_ms(timestamp)
         state = self.accumulator.topics.get(topic)
@@ -355,16 +359,16 @@ class Intake:
         if accumulator.fresh and not self._settling:
             self._settling = True
             self._loop.call_soon(self._settle)
-        if accumulator.ready:
-            self._filled += 1
-            if self._filled >= _BATCHES_PER_TURN:
-                self._filled = 0
-                self.breathing = asyncio.current_task()
-            if any(self._cluster.is_idle(node) for node in accumulator.ready):
-                # The connection has nothing to do: the batch leaves now, the loop need
-                # not turn first.
-                self._scheduler.step(self.loop_time())
-                return
+        # Also where they cannot leave yet: it is the answers that must be read.
+        self._filled += 1
+        if self._filled >= _BATCHES_PER_TURN:
+            self._filled = 0
+            self.breathing = asyncio.current_task()
+        if any(self._cluster.is_idle(node) for node in accumulator.ready):
+            # The connection has nothing to do: the batch leaves now, the loop need not
+            # turn first.
+            self._scheduler.step(self.loop_time())
+            return
         accumulator.news = False
         self._scheduler.wake()
 
@@ -408,9 +412,6 @@ class Intake:
     def _withdraw(self, pending: Pending) -> None:
         """The record leaves its line: the caller was cancelled, or its time is up."""
         pending.disarm()
-        if pending.future is not None and pending.future.done() and not pending.future.cancelled():
-            # Refused in the turn in which the caller was cancelled: nobody asks why.
-            pending.future.exception()
         if pending.state is not None:
             self._pool.leave(pending)
             return

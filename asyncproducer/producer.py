@@ -174,6 +174,7 @@ class Producer(Generic[K, V]):
         self._intake: Intake | None = None
         self._enter: Callable[..., Any] = self._not_started
         self._hurry: asyncio.Future[None] | None = None
+        self._impatient = False
         self._closing: asyncio.Task[CloseReport] | None = None
         self._report = CloseReport(0, 0, 0, 0.0)
         self._metrics = Metrics(
@@ -399,7 +400,8 @@ class Producer(Generic[K, V]):
         try:
             # Also where another task closes already, perhaps with more patience.
             await asyncio.wait([self._closing], timeout=timeout)
-            self._give_up_waiting()
+            if not self._closing.done():
+                self._give_up_waiting()
             return await asyncio.shield(self._closing)
         except asyncio.CancelledError:
             self._give_up_waiting()
@@ -407,6 +409,13 @@ class Producer(Generic[K, V]):
             raise
 
     def _give_up_waiting(self) -> None:
+        """A closer's time is up: nothing is waited for any more."""
+        self._impatient = True
+        self._finish_waiting()
+        if self._scheduler.stopped:
+            self._cluster.abort()
+
+    def _finish_waiting(self) -> None:
         if self._hurry is not None and not self._hurry.done():
             self._hurry.set_result(None)
 
@@ -420,7 +429,7 @@ class Producer(Generic[K, V]):
         began = loop.time()
         self._pool.close()
         self._accumulator.close(began)
-        fence = Fence(self._give_up_waiting)
+        fence = Fence(self._finish_waiting)
         self._accumulator.begin_flush(fence, began)
         self._scheduler.step(began)
         self._scheduler.wake()
@@ -433,6 +442,8 @@ class Producer(Generic[K, V]):
             loop.time(),
         )
         self._scheduler.stop()
+        if self._impatient:
+            self._cluster.abort()
         try:
             if self._task is not None:
                 await asyncio.wait([self._task])
@@ -510,8 +521,8 @@ class Producer(Generic[K, V]):
 
         Waits for the topic's metadata and for room, together at most `max_block_ms`, then
         for the brokers, at most `delivery_timeout_ms`. Cancelled while it waits for
-        metadata or room: nothing was sent. Cancelled later: the wait ends, the delivery
-        goes on.
+        metadata or room: nothing was sent. Cancelled later, or in the very turn of the
+        loop in which room came: the wait ends, the delivery goes on.
 
         `timestamp` is ms since 1970, or an aware datetime; None is now. `headers` is a
         mapping or pairs of str and bytes, str or None.
@@ -546,8 +557,9 @@ class Producer(Generic[K, V]):
         """Buffer a record and return its Delivery, which can be awaited for the outcome.
 
         Waits only for the topic's metadata and for room, together at most `max_block_ms`;
-        cancelled while it waits: nothing was sent. A failed delivery that nobody looks at
-        is logged. Arguments and errors as in `send`.
+        cancelled while it waits: nothing was sent, unless room had come in that very turn
+        of the loop (the record is buffered then, in its place, before its caller runs).
+        A failed delivery that nobody looks at is logged. Arguments and errors as in `send`.
         """
         intake = self._intake
         if (
@@ -798,8 +810,9 @@ class Producer(Generic[K, V]):
 
         try:
             await self._until(known, deadline, f"topic {topic!r}")
-        except MetadataTimeout as error:
-            raise intake.metadata_timeout(pending) from error.__cause__
+        except MetadataTimeout:
+            error = intake.metadata_timeout(pending)
+            raise error from error.__cause__
         view = self._metadata.topic(topic)
         if view is None:
             raise IllegalStateError(f"topic {topic!r} vanished in the moment it appeared")
@@ -873,8 +886,9 @@ class Producer(Generic[K, V]):
             problem = str(self._cluster.fatal_error)
         elif self._state is not State.RUNNING:
             problem = f"the producer is {self._state.value}"
-        elif self._cluster.connected == 0:
-            problem = "no broker is connected"
+        elif self._cluster.connected == 0 and self._cluster.last_error is not None:
+            # Without an error, nobody has needed a connection yet, or for long.
+            problem = f"no broker is connected: {self._cluster.last_error}"
         oldest = next(iter(self._accumulator.incomplete), None)
         return Health(
             ready=problem is None,
@@ -891,6 +905,7 @@ class Producer(Generic[K, V]):
 
     def portal(self) -> Portal[K, V]:
         """A handle through which other threads can use this producer. Needs a started one."""
+        self._check_process()
         if self._loop is None or self._state is not State.RUNNING:
             self._check_usable()
             raise ProducerNotStarted("the producer is not started")

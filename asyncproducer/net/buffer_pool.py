@@ -171,7 +171,7 @@ class BufferPool:
         return len(self._line)
 
     @property
-    def line(self) -> Collection[Ticket]:
+    def tickets(self) -> Collection[Ticket]:
         """The tickets that wait, in order. The same object for the pool's whole life."""
         return self._line
 

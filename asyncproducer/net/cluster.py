@@ -144,7 +144,7 @@ class Cluster:
         self._asleep_until = -inf
         self._heard = False
         # Since any broker was last ready.
-        self._last_error: BaseException | None = None
+        self.last_error: BaseException | None = None
 
     # Life
 
@@ -191,6 +191,15 @@ class Cluster:
             await asyncio.wait([self._refresher])
         for link in links:
             await link.closed()
+
+    def abort(self) -> None:
+        """Cut all connections now, whatever they still have to write. To be followed by `close`.
+
+        A connection that `close` ends may take a moment to write what it has accepted.
+        """
+        reason = ProducerClosed("the producer was closed, and had no time left")
+        for link in [*self._links.values(), *self._leaving]:
+            link.drop(reason)
 
     # For the scheduler and the producer. Nothing here waits.
 
@@ -275,7 +284,7 @@ class Cluster:
             if self.closed:
                 raise ProducerClosed("the producer was closed while it waited for a broker")
             if self._loop.time() >= deadline:
-                raise self._no_answer(request, node_id, error or self._last_error)
+                raise self._no_answer(request, node_id, error or self.last_error)
             if self.fatal_error is not None and self.fatal_error is not known_refusal:
                 raise self.fatal_error
             connection = await self._connection_with_room(node_id, deadline)
@@ -492,7 +501,7 @@ class Cluster:
 
     def _note(self, node: Node, error: BaseException) -> None:
         self._bootstrap.note(node, error)
-        self._last_error = error
+        self.last_error = error
         if isinstance(error, _FINAL):
             self.fatal_error = error
 
@@ -540,7 +549,7 @@ class Cluster:
         level = logging.DEBUG if link.reported is None else logging.INFO
         logger.log(level, "connected to %s", link.node)
         link.reported = None
-        self.fatal_error = self._last_error = None
+        self.fatal_error = self.last_error = None
         self._changes.tell()
         self._tell()
 

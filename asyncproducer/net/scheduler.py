@@ -111,7 +111,8 @@ class Scheduler:
             self._wakeup = None
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
 
     def _guarded_step(self) -> float:
         try:

@@ -17,8 +17,8 @@ T = TypeVar("T")
 async def in_thread(function: Callable[[], T]) -> T:
     """Run `function` in a worker thread and return its result.
 
-    Cancelling waits for the function to end: it may be reading a buffer that the
-    caller would give back.
+    Cancelled: the wait ends at once, and the function goes on to its end. What it reads
+    must stay as it is until then.
     """
     # A loop with a clock of its own (asyncproducer.testing) lets it stand still meanwhile.
     outside_work = getattr(asyncio.get_running_loop(), "outside_work", nullcontext)

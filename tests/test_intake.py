@@ -1,0 +1,1105 @@
+# A Delivery need not be awaited.
+# mypy: disable-error-code="unused-awaitable"
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from asyncproducer import (
+    AuthenticationError,
+    AuthorizationError,
+    BrokerError,
+    BufferFull,
+    BufferTimeout,
+    Delivery,
+    ErrorCode,
+    Interceptor,
+    InvalidPartition,
+    InvalidTimestamp,
+    InvalidTopic,
+    MetadataNotReady,
+    MetadataTimeout,
+    Producer,
+    ProducerClosed,
+    Record,
+    RecordMetadata,
+    RecordTooLarge,
+    SerializationError,
+)
+from asyncproducer.core.partitioner import partition_for_key
+from asyncproducer.encoding import MAX_TIMESTAMP
+from asyncproducer.plugins import TopicView
+from asyncproducer.records import Header
+from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
+
+pytestmark = pytest.mark.virtual_time
+
+New = Callable[..., Producer[Any, Any]]
+
+
+def values(cluster: EmbeddedCluster, topic: str, partition: int = 0) -> list[bytes | None]:
+    return [record.value for record in cluster.records(topic, partition)]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# -- metadata ----------------------------------------------------------------------------------
+
+
+async def test_only_the_first_send_waits_for_metadata(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-01: later ones, also with a partition, do not touch the network before they enter."""
+    async with new_producer() as producer:
+        await producer.send("t4", b"first")
+        asked = len(cluster.received("metadata"))
+        for partition in range(4):
+            producer.send_nowait("t4", b"later", partition=partition)
+        await producer.flush()
+        assert len(cluster.received("metadata")) == asked
+
+
+async def test_unknown_topic_times_out_with_the_brokers_reason(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-03: asked for again and again, until max_block_ms."""
+    async with new_producer(max_block_ms=5000) as producer:
+        began = now()
+        with pytest.raises(MetadataTimeout, match="'missing' is not known after 5000 ms") as caught:
+            await producer.send("missing", b"value")
+        assert now() - began == pytest.approx(5.0)
+        assert isinstance(caught.value, TimeoutError)
+        assert isinstance(caught.value.__cause__, BrokerError)
+        assert caught.value.__cause__.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        asked = [r for r in cluster.received("metadata") if ("missing", None) in r.partitions]
+        assert len(asked) >= 5
+        assert producer.metrics()["record_error_total"] == 1
+
+
+async def test_auto_created_topic_is_waited_for(network: MemoryNetwork) -> None:
+    async with (
+        EmbeddedCluster(network=network) as cluster,
+        Producer(cluster.bootstrap_servers, connector=network) as producer,
+    ):
+        await producer.send("new", b"value")
+        assert values(cluster, "new") == [b"value"]
+
+
+async def test_topic_that_appears_is_served(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer() as producer:
+        sending = asyncio.create_task(producer.send("late", b"value"))
+        await asyncio.sleep(10)
+        assert not sending.done()
+        cluster.create_topic("late")
+        assert (await sending).offset == 0
+
+
+async def test_idle_topic_is_forgotten_and_asked_for_again(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-02, KP-05, SN-06: after metadata_max_idle_ms the topic is dropped; sending re-adds it."""
+    async with new_producer(metadata_max_idle_ms=5000, metadata_max_age_ms=2000) as producer:
+        await producer.send("t", b"1")
+        await asyncio.sleep(20)
+        assert producer._metadata.topic("t") is None
+        with pytest.raises(MetadataNotReady, match="not known yet"):
+            producer.send_nowait("t", b"too early")
+        assert (await producer.send("t", b"2")).offset == 1
+
+
+async def test_partition_out_of_range_waits_for_expansion(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-04: and succeeds when the partition is there."""
+    async with new_producer() as producer:
+        await producer.send("t", b"known")
+        sending = asyncio.create_task(producer.send("t", b"value", partition=2))
+        await asyncio.sleep(3)
+        cluster.add_partitions("t", 3)
+        assert (await sending).partition == 2
+
+
+async def test_partition_that_never_appears_times_out(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-04: the message names partition and count."""
+    async with new_producer(max_block_ms=3000) as producer:
+        with pytest.raises(MetadataTimeout, match=r"partition 7 of 't4' .* 4 partitions"):
+            await producer.send("t4", b"value", partition=7)
+
+
+async def test_missing_partition_holds_nobody_up(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.send("t", b"0")
+        absent = asyncio.create_task(producer.enqueue("t", b"absent", partition=1))
+        await turns()
+        assert producer.health.waiting_senders == 1
+        began = now()
+        await producer.send("t", b"1")
+        producer.send_nowait("t", b"2")
+        assert now() - began < 0.05
+        cluster.add_partitions("t", 2)
+        await (await absent)
+        assert values(cluster, "t") == [b"0", b"1", b"2"]
+
+
+async def test_order_is_kept_when_a_partition_appears(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Those in line before the topic was known, those after, and those of the moment itself."""
+    cluster.delete_topic("t")
+    async with new_producer() as producer:
+
+        async def send(number: int, partition: int) -> None:
+            await (await producer.enqueue("t", b"%d" % number, partition=partition))
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(600):
+                group.create_task(send(number, number % 2))
+            await asyncio.sleep(1)
+            cluster.create_topic("t", partitions=1)
+            while producer._metadata.topic("t") is None:  # noqa: ASYNC110 there is no event
+                await asyncio.sleep(0.001)
+            for number in range(600, 1200):
+                group.create_task(send(number, number % 2))
+            await asyncio.sleep(1)
+            cluster.add_partitions("t", 2)
+            while producer.health.waiting_senders:
+                # Time stands still while the line is served, in several turns of the loop.
+                for _ in range(2):
+                    number += 1
+                    group.create_task(send(number, number % 2))
+                await asyncio.sleep(0.001 if len(cluster.records("t", 1)) == 0 else 0)
+        assert number > 1200
+        for partition in range(2):
+            sent = values(cluster, "t", partition)
+            assert sent == [b"%d" % n for n in range(number + 1) if n % 2 == partition]
+
+
+async def test_topic_that_the_brokers_find_invalid(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-07: InvalidTopic, the second time without another request."""
+    cluster.inject("metadata", error="INVALID_TOPIC_EXCEPTION", topic="odd", times=None)
+    async with new_producer() as producer:
+        for _ in range(2):
+            with pytest.raises(InvalidTopic, match="do not accept the topic name 'odd'"):
+                await producer.send("odd", b"value")
+        asked = [r for r in cluster.received("metadata") if ("odd", None) in r.partitions]
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize("topic", [None, "", ".", "..", "a/b", "ü", "x" * 250, b"bytes", 5])
+async def test_topic_names_that_no_broker_accepts(new_producer: New, topic: Any) -> None:
+    """KP-08: refused before anybody is asked."""
+    async with new_producer() as producer:
+        began = now()
+        with pytest.raises(InvalidTopic, match="a topic's name has 1 to 249"):
+            await producer.send(topic, b"value")
+        assert now() == began
+
+
+async def test_denied_topic_is_asked_for_again(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """IT-17: each send tells what the brokers say now, not what they said once."""
+    cluster.inject("metadata", error="TOPIC_AUTHORIZATION_FAILED", topic="t", times=2)
+    async with new_producer() as producer:
+        for _ in range(2):
+            with pytest.raises(AuthorizationError, match="not authorized for topic 't'") as caught:
+                await producer.send("t", b"value")
+            assert caught.value.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert (await producer.send("t", b"value")).offset == 0
+
+
+async def test_denied_topic_without_waiting(cluster: EmbeddedCluster, new_producer: New) -> None:
+    cluster.inject("metadata", error="TOPIC_AUTHORIZATION_FAILED", topic="t")
+    async with new_producer() as producer:
+        with pytest.raises(AuthorizationError):
+            await producer.send("t", b"value")
+        with pytest.raises(AuthorizationError):
+            producer.send_nowait("t", b"value")
+        await asyncio.sleep(1)
+        await producer.send_nowait("t", b"value")
+
+
+async def test_refused_credentials_are_told_at_once(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """IT-18: to those who wait for a topic, and to those who come; until they are taken again."""
+    refusal = AuthenticationError("wrong password")
+    async with new_producer(max_block_ms=1000) as producer:
+        waiting = asyncio.create_task(producer.send("missing", b"value"))
+        await asyncio.sleep(0.95)
+        producer._cluster.fatal_error = refusal
+        with pytest.raises(AuthenticationError):
+            await producer.send("t", b"value")
+        assert producer.health.problem == "wrong password"
+        with pytest.raises((AuthenticationError, MetadataTimeout)):
+            await waiting
+        producer._cluster.fatal_error = None
+        await producer.send("t", b"value")
+
+
+async def test_timeout_without_an_answer_names_the_refusal(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    refusal = AuthenticationError("wrong password")
+    async with new_producer(max_block_ms=1000) as producer:
+        cluster.inject("metadata", no_answer=True, times=None)
+        waiting = asyncio.create_task(producer.send("t", b"value"))
+        await asyncio.sleep(0.99)
+        producer._cluster.fatal_error = refusal
+        with pytest.raises(MetadataTimeout) as caught:
+            await waiting
+        assert caught.value.__cause__ is refusal
+        producer._cluster.fatal_error = None
+
+
+async def test_first_send_without_blocking_registers_the_topic(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-35, IT-06: max_block_ms=0 fails at once, and later sends succeed."""
+    async with new_producer(max_block_ms=0) as producer:
+        with pytest.raises(MetadataTimeout):
+            await producer.send("t", b"value")
+        await asyncio.sleep(1)
+        assert (await producer.send("t", b"value")).offset == 0
+
+
+async def test_send_nowait_never_waits_for_metadata(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        with pytest.raises(MetadataNotReady, match="'t4' is not known yet") as caught:
+            producer.send_nowait("t4", b"value")
+        assert not isinstance(caught.value, TimeoutError)
+        await asyncio.sleep(1)
+        assert (await producer.send_nowait("t4", b"value", partition=1)).partition == 1
+        with pytest.raises(MetadataNotReady, match="has no partition 9, only 4"):
+            producer.send_nowait("t4", b"value", partition=9)
+        with pytest.raises(MetadataNotReady):
+            producer.send_nowait("missing", b"value")
+        await asyncio.sleep(1)
+        with pytest.raises(MetadataNotReady) as caught:
+            producer.send_nowait("missing", b"value")
+        assert isinstance(caught.value.__cause__, BrokerError)
+
+
+async def test_send_nowait_does_not_overtake_a_line(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+
+        async def first() -> None:
+            await producer.enqueue("t", b"0")
+            # The others are let in in several turns of the loop.
+            assert producer.health.waiting_senders == 100
+            with pytest.raises(MetadataNotReady, match="others wait in line"):
+                producer.send_nowait("t", b"overtakes")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(first())
+            for number in range(1, 600):
+                group.create_task(producer.enqueue("t", b"%d" % number))
+        await producer.flush()
+        assert values(cluster, "t") == [b"%d" % n for n in range(600)]
+
+
+async def test_closing_releases_who_waits_for_metadata(new_producer: New) -> None:
+    """KP-17: with ProducerClosed, not with a timeout."""
+    async with new_producer() as producer:
+        unknown = asyncio.create_task(producer.send("missing", b"value"))
+        absent = asyncio.create_task(producer.send("t", b"value", partition=3))
+        await asyncio.sleep(1)
+        await producer.close()
+    for task in (unknown, absent):
+        with pytest.raises(ProducerClosed, match="closed while the record waited"):
+            await task
+
+
+# -- partitions --------------------------------------------------------------------------------
+
+
+async def test_key_decides_the_partition(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer() as producer:
+        for number in range(20):
+            key = b"key-%d" % number
+            metadata = await producer.send("t4", b"value", key=key)
+            assert metadata.partition == partition_for_key(key, 4)
+
+
+async def test_keys_can_be_ignored(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(partitioner_ignore_keys=True) as producer:
+        await producer.warm_up("t4")
+        sent = [producer.send_nowait("t4", b"value", key=b"%d" % n) for n in range(20)]
+        assert len({delivery.partition for delivery in sent}) == 1
+
+
+async def test_custom_partitioner_sees_serialized_bytes(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    seen: list[tuple[str, int, bytes | None, bytes | None]] = []
+
+    def choose(topic: TopicView, key: bytes | None, value: bytes | None) -> int:
+        seen.append((topic.name, topic.partition_count, key, value))
+        return 2
+
+    async with new_producer(partitioner=choose, key_serializer=str.encode) as producer:
+        assert (await producer.send("t4", bytearray(b"v"), key="k")).partition == 2
+        assert (await producer.send("t4", None)).partition == 2
+        assert (await producer.send("t4", b"v", partition=1)).partition == 1
+    assert seen == [("t4", 4, b"k", b"v"), ("t4", 4, None, None)]
+
+
+@pytest.mark.parametrize("choice", [-1, 4, True, "1", None, 1.0])
+@pytest.mark.parametrize("known", [False, True])
+async def test_custom_partitioner_with_a_bad_result(
+    new_producer: New, choice: Any, known: bool
+) -> None:
+    """KP-11: refused with the partitioner's name, and nothing is sent."""
+
+    class Odd:
+        def partition(self, topic: TopicView, key: bytes | None, value: bytes | None) -> Any:
+            return choice
+
+    async with new_producer(partitioner=Odd()) as producer:
+        if known:
+            await producer.send("t4", b"value", partition=0)
+        with pytest.raises(InvalidPartition, match=f"Odd returned {choice!r} for t4, .* 4 "):
+            await producer.send("t4", b"value")
+        assert producer.health.buffered_bytes == 0
+
+
+async def test_custom_partitioner_that_raises(new_producer: New) -> None:
+    def broken(topic: TopicView, key: bytes | None, value: bytes | None) -> int:
+        raise ZeroDivisionError("by the partitioner")
+
+    async with new_producer(partitioner=broken) as producer:
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError, match="by the partitioner"):
+                await producer.send("t4", b"value")
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("partition", [-1, "1", 1.0, True])
+async def test_bad_partition(new_producer: New, partition: Any, known: bool) -> None:
+    async with new_producer() as producer:
+        if known:
+            await producer.send("t4", b"value")
+        with pytest.raises(InvalidPartition, match="must be an int >= 0"):
+            await producer.send("t4", b"value", partition=partition)
+
+
+# -- serializers, headers, timestamps ----------------------------------------------------------
+
+
+async def awaited(value: str) -> bytes:
+    await asyncio.sleep(0.01)
+    return value.encode()
+
+
+def later(topic: str, value: str, headers: list[Header]) -> Any:
+    """A plain function whose result is an awaitable."""
+    headers.append(("by", b"later"))
+    return awaited(value)
+
+
+async def wide(topic: str, value: str, headers: list[Header]) -> bytes:
+    headers.append(("by", b"wide"))
+    return await awaited(value)
+
+
+@pytest.mark.parametrize("observed", [False, True], ids=["", "interceptors"])
+@pytest.mark.parametrize("key_serializer", [str.encode, awaited, later])
+@pytest.mark.parametrize("value_serializer", [str.encode, awaited, wide, later])
+async def test_serializers(
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    key_serializer: Any,
+    value_serializer: Any,
+    observed: bool,
+) -> None:
+    async with new_producer(
+        key_serializer=key_serializer,
+        value_serializer=value_serializer,
+        interceptors=[Interceptor()] if observed else [],
+    ) as producer:
+        metadata = await producer.send("t", "value", key="key", headers={"a": "1"})
+    assert (metadata.serialized_key_size, metadata.serialized_value_size) == (3, 5)
+    (record,) = cluster.records("t")
+    assert (record.key, record.value) == (b"key", b"value")
+    added = [("by", f.__name__.encode()) for f in (key_serializer, value_serializer) if f is later]
+    added += [("by", b"wide")] if value_serializer is wide else []
+    assert list(record.headers) == [("a", b"1"), *added]
+
+
+@pytest.mark.parametrize("observed", [False, True], ids=["", "interceptors"])
+@pytest.mark.parametrize("serializer", [awaited, later, wide])
+async def test_send_nowait_cannot_wait_for_a_serializer(
+    new_producer: New, serializer: Any, observed: bool
+) -> None:
+    interceptors = [Interceptor()] if observed else []
+    async with new_producer(value_serializer=serializer, interceptors=interceptors) as producer:
+        await producer.warm_up("t")
+        with pytest.raises(SerializationError, match="cannot wait for an async serializer"):
+            producer.send_nowait("t", "value")
+        assert producer.metrics()["record_error_total"] == 1
+
+
+async def test_send_nowait_with_an_awaitable_that_is_no_coroutine(new_producer: New) -> None:
+    async with new_producer(
+        value_serializer=lambda value: asyncio.get_running_loop().create_future()
+    ) as producer:
+        await producer.warm_up("t")
+        with pytest.raises(SerializationError, match="cannot wait for an async serializer"):
+            producer.send_nowait("t", "value")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_serializer_that_raises(
+    cluster: EmbeddedCluster, new_producer: New, asynchronous: bool
+) -> None:
+    """KP-10: SerializationError, nothing is sent, and the next record is not harmed."""
+
+    def plain(value: Any) -> bytes:
+        return bytes([value])
+
+    async def awaiting(value: Any) -> bytes:
+        return plain(value)
+
+    async with new_producer(value_serializer=awaiting if asynchronous else plain) as producer:
+        with pytest.raises(SerializationError, match="the value for topic t could not") as caught:
+            await producer.send("t", "text")
+        assert isinstance(caught.value.__cause__, TypeError)
+        await producer.send("t", 65)
+        assert producer.metrics()["record_error_total"] == 1
+    assert values(cluster, "t") == [b"A"]
+
+
+async def test_serializer_that_returns_nonsense(new_producer: New) -> None:
+    async with new_producer(value_serializer=lambda value: 5) as producer:
+        with pytest.raises(SerializationError, match="the value for topic t is of type int"):
+            await producer.send("t", b"value")
+
+
+async def test_serializer_that_adds_a_bad_header(new_producer: New) -> None:
+    def bad(topic: str, value: bytes, headers: list[Any]) -> bytes:
+        headers.append(("n", 5))
+        return value
+
+    async with new_producer(value_serializer=bad) as producer:
+        with pytest.raises(SerializationError, match=r"header 0 \('n'\) has a value of type int"):
+            await producer.send("t", b"value")
+
+
+async def test_serializer_may_add_a_str_header(cluster: EmbeddedCluster, new_producer: New) -> None:
+    def add(topic: str, value: bytes, headers: list[Any]) -> bytes:
+        headers.append(("n", "text"))
+        return value
+
+    async with new_producer(value_serializer=add) as producer:
+        await producer.send("t", b"value")
+    assert cluster.records("t")[0].headers == (("n", b"text"),)
+
+
+async def test_users_headers_are_left_alone(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """KP-09: what is given can be given again, also after a failed send."""
+    headers: list[tuple[str, bytes | str | None]] = [("a", b"1"), ("a", "2"), ("b", None)]
+    async with new_producer(value_serializer=wide, max_block_ms=1000) as producer:
+        with pytest.raises(MetadataTimeout):
+            await producer.send("missing", "value", headers=headers)
+        await producer.send("t", "value", headers=headers)
+    assert headers == [("a", b"1"), ("a", "2"), ("b", None)]
+    assert cluster.records("t")[0].headers == (
+        ("a", b"1"),
+        ("a", b"2"),
+        ("b", None),
+        ("by", b"wide"),
+    )
+
+
+async def test_bad_headers_are_refused(new_producer: New) -> None:
+    async with new_producer() as producer:
+        with pytest.raises(SerializationError, match="header 0"):
+            await producer.send("t", b"value", headers=["nonsense"])  # type: ignore[list-item]
+
+
+async def test_keys_of_all_kinds(cluster: EmbeddedCluster, new_producer: New) -> None:
+    keys: list[Any] = [b"bytes", bytearray(b"array"), memoryview(b"view"), "text", None]
+    async with new_producer() as producer:
+        await producer.send_many("t", [Record("", b"value", key) for key in keys])
+    assert [r.key for r in cluster.records("t")] == [b"bytes", b"array", b"view", b"text", None]
+
+
+async def test_null_and_empty_values(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer() as producer:
+        tombstone = await producer.send("t", None, key=b"k")
+        empty = await producer.send("t", b"")
+    assert (tombstone.serialized_key_size, tombstone.serialized_value_size) == (1, -1)
+    assert (empty.serialized_key_size, empty.serialized_value_size) == (-1, 0)
+    assert [(r.key, r.value) for r in cluster.records("t")] == [(b"k", None), (None, b"")]
+
+
+async def test_timestamps(cluster: EmbeddedCluster, new_producer: New) -> None:
+    moment = datetime(2024, 2, 29, tzinfo=UTC)
+    async with new_producer() as producer:
+        await producer.send("t", b"int", timestamp=1_000)
+        await producer.send("t", b"datetime", timestamp=moment)
+        before = int(time.time() * 1000)
+        metadata = await producer.send("t", b"now")
+        after = int(time.time() * 1000)
+    stamps = [record.timestamp for record in cluster.records("t")]
+    assert stamps[:2] == [1_000, 1_709_164_800_000]
+    assert before <= stamps[2] <= after
+    assert metadata.timestamp == stamps[2]
+
+
+@pytest.mark.parametrize("timestamp", [-1, MAX_TIMESTAMP + 1, "now", datetime(2024, 1, 1), False])
+async def test_bad_timestamps(new_producer: New, timestamp: Any) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        with pytest.raises(InvalidTimestamp):
+            await producer.send("t", b"value", timestamp=timestamp)
+
+
+async def test_timestamps_of_one_batch_may_be_far_apart(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    stamps = [0, MAX_TIMESTAMP, 1]
+    # The broker compares with its own clock.
+    cluster.create_topic("far", configs={"message.timestamp.after.max.ms": str(MAX_TIMESTAMP)})
+    async with new_producer() as producer:
+        await producer.warm_up("far")
+        for timestamp in stamps:
+            producer.send_nowait("far", b"value", timestamp=timestamp)
+        await producer.flush()
+    assert [record.timestamp for record in cluster.records("far")] == stamps
+    assert len(cluster.batches("far", 0)) == 1
+
+
+# -- sizes and memory --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "limit"),
+    [
+        ({}, "max_request_size", 1048576),
+        ({"buffer_memory": 100_000, "max_request_size": 10**7}, "buffer_memory", 100_000),
+    ],
+)
+async def test_record_too_large(
+    new_producer: New, options: dict[str, Any], option: str, limit: int
+) -> None:
+    """KP-12: refused at once, with size, limit and option. Nothing is taken from the buffer."""
+    async with new_producer(**options) as producer:
+        began = now()
+        with pytest.raises(
+            RecordTooLarge, match=f"takes up to 20000.. bytes, more than {option}={limit} .* raise"
+        ):
+            await producer.send("t", bytes(2_000_000))
+        assert now() == began
+        assert producer.health.buffered_bytes == 0
+        assert producer.metrics()["record_error_total"] == 1
+
+
+async def test_largest_record_is_sent(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """IT-05: of just max_request_size."""
+    async with new_producer(max_request_size=10_000) as producer:
+        overhead = 61 + 21 + 1 + 1 + 3
+        await producer.send("t", bytes(10_000 - overhead))
+        with pytest.raises(RecordTooLarge, match="takes up to 10001 bytes"):
+            await producer.send("t", bytes(10_001 - overhead))
+
+
+#: Room for five batches of one record of 100 bytes.
+TINY: dict[str, Any] = {"buffer_memory": 1000, "batch_size": 200, "linger_ms": 0}
+
+
+async def fill(
+    cluster: EmbeddedCluster, producer: Producer[Any, Any], *, count: int = 5
+) -> list[Delivery]:
+    """Fills the buffer of a TINY producer with the records 0, 1, ... which node 1 leaves lying."""
+    await producer.warm_up("t")
+    cluster.pause(1)
+    return [producer.send_nowait("t", b"%0100d" % number) for number in range(count)]
+
+
+async def test_full_buffer_times_out(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(**TINY, max_block_ms=5000) as producer:
+        sent = await fill(cluster, producer)
+        began = now()
+        with pytest.raises(BufferTimeout, match="no 200 bytes of buffer_memory within 5"):
+            await producer.send("t", bytes(100))
+        assert now() - began == pytest.approx(5.0)
+        metrics = producer.metrics()
+        assert metrics["buffer_exhausted_total"] == 1
+        assert metrics["record_error_total"] == 1
+        assert metrics["waiting_threads"] == 0
+        cluster.resume(1)
+        assert [(await delivery).offset for delivery in sent] == [0, 1, 2, 3, 4]
+
+
+async def test_metadata_and_memory_share_one_deadline(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(**TINY, max_block_ms=5000) as producer:
+        await fill(cluster, producer)
+        began = now()
+        waiting = asyncio.create_task(producer.send("late", bytes(100)))
+        await asyncio.sleep(3)
+        cluster.create_topic("late")
+        with pytest.raises(BufferTimeout):
+            await waiting
+        assert now() - began == pytest.approx(5.0)
+        cluster.resume(1)
+
+
+async def test_send_nowait_with_a_full_buffer(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """KP-35: BufferFull at once, and also whenever somebody waits."""
+    async with new_producer(**TINY) as producer:
+        await fill(cluster, producer)
+        with pytest.raises(BufferFull, match="0 of 1000 bytes are free and 0 senders wait"):
+            producer.send_nowait("t", bytes(100))
+        waiting = asyncio.create_task(producer.enqueue("t", bytes(100)))
+        await turns()
+        with pytest.raises(BufferFull, match="1 senders wait") as caught:
+            producer.send_nowait("t", b"small enough for anything")
+        assert caught.value.retriable
+        assert not isinstance(caught.value, TimeoutError)
+        assert producer.health.waiting_senders == 1
+        cluster.resume(1)
+        await (await waiting)
+
+
+async def test_send_nowait_to_a_new_topic_with_a_full_buffer(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Known, but not used yet: the same error."""
+    async with new_producer(**TINY) as producer:
+        await fill(cluster, producer)
+        await producer.partitions_for("t4")
+        with pytest.raises(BufferFull):
+            producer.send_nowait("t4", bytes(100))
+        cluster.resume(1)
+
+
+async def test_closing_releases_who_waits_for_memory(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(**TINY) as producer:
+        await fill(cluster, producer)
+        waiting = asyncio.create_task(producer.send("t", bytes(100)))
+        await turns()
+        await producer.close(1)
+        with pytest.raises(ProducerClosed, match="waited for 200 bytes"):
+            await waiting
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(300, 200), (5000, 2000)])
+@pytest.mark.parametrize("topic", ["t", "t4"])
+async def test_records_stand_in_the_order_of_the_calls(
+    cluster: EmbeddedCluster, new_producer: New, count: int, batch_size: int, topic: str
+) -> None:
+    """Tasks that were started in order, and a buffer for five batches."""
+    async with new_producer(
+        buffer_memory=5 * batch_size, batch_size=batch_size, linger_ms=0
+    ) as producer:
+        tasks = [
+            asyncio.create_task(producer.send(topic, b"%0100d" % number, key=b"%d" % (number % 7)))
+            for number in range(count)
+        ]
+        await asyncio.gather(*tasks)
+    stored = 0
+    for partition in range(4 if topic == "t4" else 1):
+        log = [int(value or b"-1") for value in values(cluster, topic, partition)]
+        assert log == sorted(log)
+        stored += len(log)
+    assert stored == count
+
+
+async def test_order_without_keys_or_waiting_for_the_answer(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(**TINY) as producer:
+        tasks = [
+            asyncio.create_task(producer.enqueue("t", b"%0*d" % (1 + number % 150, number)))
+            for number in range(1000)
+        ]
+        for task in tasks:
+            await (await task)
+    assert [int(value or b"-1") for value in values(cluster, "t")] == list(range(1000))
+
+
+async def test_loop_of_enqueues_lets_others_run(
+    network: MemoryNetwork, cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """It never has to wait for memory, and yet answers are read meanwhile."""
+    network.latency = 0  # else time would have to move
+    async with new_producer(batch_size=1000) as producer:
+        await producer.warm_up("t")
+        sent = [await producer.enqueue("t", b"%0100d" % number) for number in range(2000)]
+        assert sent[0].done()
+        assert not sent[-1].done()
+
+
+async def test_cancelled_while_others_need_the_loop(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """An enqueue that is cancelled where it lets others run has not taken its record."""
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        taken = 0
+
+        async def endless() -> None:
+            nonlocal taken
+            while True:
+                await producer.enqueue("t", bytes(1000))
+                taken += 1
+
+        task = asyncio.create_task(endless())
+        await turns(3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await producer.flush()
+    assert len(values(cluster, "t")) == taken
+
+
+async def test_value_is_taken_when_it_is_given(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """A buffer may be used again as soon as the call was made, even if the record waits."""
+    async with new_producer() as producer:
+        buffer = bytearray(b"first")
+        waiting = asyncio.create_task(producer.send("t", buffer))
+        await turns()
+        buffer[:] = b"other bytes"
+        await waiting
+    assert values(cluster, "t") == [b"first"]
+
+
+# -- cancelled ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", ["missing", "t4"])
+async def test_cancelled_while_waiting_for_metadata(
+    cluster: EmbeddedCluster, new_producer: New, topic: str
+) -> None:
+    async with new_producer() as producer:
+        waiting = asyncio.create_task(producer.send(topic, b"value", partition=9))
+        await asyncio.sleep(1)
+        assert producer.health.waiting_senders == 1
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert producer.health.waiting_senders == 0
+        if topic == "t4":
+            cluster.add_partitions("t4", 10)
+        else:
+            cluster.create_topic("missing", partitions=10)
+        await producer.send(topic, b"another", partition=9)
+    assert values(cluster, topic, 9) == [b"another"]
+
+
+async def test_cancelled_while_waiting_for_memory(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(**TINY) as producer:
+        await fill(cluster, producer)
+        waiting = [asyncio.create_task(producer.send("t", b"%0100d" % n)) for n in range(5, 9)]
+        await turns()
+        for task in waiting[::2]:
+            task.cancel()
+        await turns()
+        assert producer.health.waiting_senders == 2
+        cluster.resume(1)
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in done] == [asyncio.CancelledError, RecordMetadata] * 2
+    assert [int(value or b"-1") for value in values(cluster, "t")] == [0, 1, 2, 3, 4, 6, 8]
+
+
+async def test_cancelled_head_lets_the_next_one_go_at_once(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """A large record waits for memory in front of a small one, and is cancelled.
+
+    The small one gets the memory then and there, and leaves, though nothing else happens.
+    """
+    async with new_producer(**TINY) as producer:
+        await producer.warm_up("t4")
+        await fill(cluster, producer, count=3)
+        large = asyncio.create_task(producer.send("t4", bytes(700), partition=1))
+        small = asyncio.create_task(producer.send("t4", b"small", partition=1))
+        await turns()
+        assert producer.health.waiting_senders == 2
+        began = now()
+        large.cancel()
+        await small
+        assert now() - began < 0.1
+        cluster.resume(1)
+
+
+async def test_cancelled_in_the_turn_in_which_it_is_buffered(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """It is too late then: the record goes on, as after any later cancellation."""
+    acknowledged: list[RecordMetadata] = []
+
+    class Watch(Interceptor):
+        def on_acknowledgement(
+            self, metadata: RecordMetadata, exception: BaseException | None, headers: Any
+        ) -> None:
+            acknowledged.append(metadata)
+            assert exception is None
+
+    async with new_producer(**TINY, interceptors=[Watch()]) as producer:
+        sent = await fill(cluster, producer)
+        waiting = asyncio.create_task(producer.send("t", b"%0100d" % 5))
+        await turns()
+        sent[0].add_done_callback(
+            lambda _: asyncio.get_running_loop().call_soon(lambda: waiting.cancel())
+        )
+        cluster.resume(1)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await producer.flush()
+    assert len(values(cluster, "t")) == len(acknowledged) == 6
+    assert all(metadata.offset >= 0 for metadata in acknowledged)
+
+
+async def test_cancelled_in_the_turn_in_which_it_is_refused(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """The refusal that nobody sees is not reported as forgotten."""
+    async with new_producer(**TINY) as producer:
+        await fill(cluster, producer)
+        memory = asyncio.create_task(producer.send("t", bytes(100)))
+        metadata = asyncio.create_task(producer.send("missing", bytes(100)))
+        await turns()
+        closing = asyncio.create_task(producer.close(0))
+        await turns(1)  # those who wait for metadata are refused
+        metadata.cancel()
+        await turns(1)  # those who wait for memory are refused
+        memory.cancel()
+        for task in (memory, metadata):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await closing
+        del task, memory, metadata
+        gc.collect()  # what was not retrieved is reported now
+
+
+# -- a topic that goes away --------------------------------------------------------------------
+
+
+async def test_topic_removed_while_its_record_waits_for_memory(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """The record is buffered, waits for its topic to return, and is sent then."""
+    cluster.create_topic("gone", partitions=1)
+    async with new_producer(
+        **TINY, enable_idempotence=False, metadata_max_age_ms=1000, retry_backoff_ms=100
+    ) as producer:
+        await producer.send("gone", b"first")
+        await producer.warm_up("t4")
+        # Node 2 leads partition 1 and holds the memory; node 1 answers what is asked.
+        cluster.pause(2)
+        for number in range(5):
+            producer.send_nowait("t4", b"%0100d" % number, partition=1)
+        waiting = asyncio.create_task(producer.enqueue("gone", bytes(100)))
+        await turns()
+        cluster.delete_topic("gone")
+        while producer._metadata.topic("gone") is not None:  # noqa: ASYNC110 there is no event
+            await asyncio.sleep(0.5)
+        cluster.resume(2)
+        delivery = await waiting
+        await asyncio.sleep(1)
+        assert not delivery.done()
+        cluster.create_topic("gone", partitions=1)
+        await delivery
+        assert len(values(cluster, "gone")) == 1
+
+
+# -- interceptors ------------------------------------------------------------------------------
+
+
+class Notes(Interceptor):
+    """Writes down what it sees."""
+
+    def __init__(self) -> None:
+        self.sent: list[Record] = []
+        self.ended: list[tuple[RecordMetadata, BaseException | None, tuple[Header, ...]]] = []
+
+    def on_send(self, record: Record) -> Record:
+        self.sent.append(record)
+        return record
+
+    def on_acknowledgement(
+        self,
+        metadata: RecordMetadata,
+        exception: BaseException | None,
+        headers: tuple[Header, ...],
+    ) -> None:
+        self.ended.append((metadata, exception, headers))
+
+
+async def test_interceptors_see_each_record_once(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-14: whichever way it was sent, and however it ended."""
+    notes = Notes()
+    cluster.create_topic("strict", configs={"cleanup.policy": "compact"})
+    async with new_producer(interceptors=[notes], max_block_ms=1000) as producer:
+        good = await producer.send("t", b"send", key=b"k", headers={"h": "1"})
+        assert notes.ended.pop() == (good, None, (("h", b"1"),))
+        await (await producer.enqueue("t", b"enqueue"))
+        await producer.send_nowait("t", b"send_nowait")
+        await producer.send_many("t", [b"many", Record("", b"record")])
+        assert [error for _, error, _ in notes.ended] == [None] * 4
+        notes.ended.clear()
+
+        for send in (producer.send, producer.send_nowait):
+            with pytest.raises(RecordTooLarge):
+                await send("t", bytes(2_000_000), partition=0)
+            ((place, error, headers),) = notes.ended
+            assert place == RecordMetadata("t", 0, -1, -1, -1, -1)
+            assert isinstance(error, RecordTooLarge)
+            assert headers == ()
+            notes.ended.clear()
+
+        with pytest.raises(MetadataTimeout):
+            await producer.send("missing", b"")
+        ((place, error, _),) = notes.ended
+        assert place == RecordMetadata("missing", -1, -1, -1, -1, -1)
+        assert isinstance(error, MetadataTimeout)
+        notes.ended.clear()
+
+        result = await producer.send_many("strict", [b"no key"], raise_on_error=False)
+        ((place, error, _),) = notes.ended
+        assert place == RecordMetadata("strict", 0, -1, -1, -1, -1)
+        assert type(error) is type(result[0])
+        notes.ended.clear()
+    assert len(notes.sent) == 9
+
+
+async def test_metadata_of_a_failed_record_has_its_place(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-13: topic and partition, and nothing else."""
+    notes = Notes()
+    cluster.inject("produce", error="INVALID_RECORD")
+    async with new_producer(interceptors=[notes]) as producer:
+        result = await producer.send_many("t", [b"value"], raise_on_error=False)
+        assert len(result.failed) == 1
+    ((metadata, error, _),) = notes.ended
+    assert metadata.topic_partition == ("t", 0)
+    assert not metadata.has_offset
+    assert not metadata.has_timestamp
+    assert (metadata.serialized_key_size, metadata.serialized_value_size) == (-1, -1)
+    assert error is not None
+
+
+async def test_cancelled_record_is_acknowledged_to_interceptors(new_producer: New) -> None:
+    notes = Notes()
+    async with new_producer(interceptors=[notes]) as producer:
+        waiting = asyncio.create_task(producer.send("missing", b"value"))
+        await turns()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    ((metadata, error, _),) = notes.ended
+    assert metadata.topic == "missing"
+    assert isinstance(error, asyncio.CancelledError)
+
+
+async def test_interceptors_form_a_chain(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    """KP-14: one after the other; what raises, or returns nonsense, is left out."""
+
+    class Append(Notes):
+        def __init__(self, what: bytes) -> None:
+            super().__init__()
+            self.what = what
+
+        def on_send(self, record: Record) -> Record:
+            super().on_send(record)
+            return record._replace(value=record.value + self.what)
+
+    class Broken(Notes):
+        def on_send(self, record: Record) -> Record:
+            super().on_send(record)
+            raise ZeroDivisionError("on_send")
+
+        def on_acknowledgement(self, *args: Any) -> None:
+            super().on_acknowledgement(*args)
+            raise ZeroDivisionError("on_acknowledgement")
+
+    class Nonsense(Notes):
+        def on_send(self, record: Record) -> Any:
+            super().on_send(record)
+            return record.value
+
+    chain = [Append(b"-a"), Broken(), Nonsense(), Append(b"-b")]
+    async with new_producer(interceptors=chain) as producer:
+        await producer.send("t", b"value")
+    assert values(cluster, "t") == [b"value-a-b"]
+    assert [[r.value for r in notes.sent] for notes in chain] == [
+        [b"value"],
+        [b"value-a"],
+        [b"value-a"],
+        [b"value-a"],
+    ]
+    assert [len(notes.ended) for notes in chain] == [1, 1, 1, 1]
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(logged) == 3
+    assert sum("on_send of" in text for text in logged) == 2
+    assert sum("on_acknowledgement of" in text for text in logged) == 1
+
+
+async def test_interceptor_may_change_everything(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    class Redirect(Interceptor):
+        def on_send(self, record: Record) -> Record:
+            return Record("t4", b"other", b"k", {"h": b"1"}, 3, 1000)
+
+    async with new_producer(interceptors=[Redirect()]) as producer:
+        metadata = await producer.send("t", b"value")
+        assert (metadata.topic, metadata.partition, metadata.timestamp) == ("t4", 3, 1000)
+        again = await producer.send_nowait("t", b"value")
+        assert (again.topic, again.partition) == ("t4", 3)
+    record = cluster.records("t4", 3)[0]
+    assert (record.key, record.value, record.headers) == (b"k", b"other", (("h", b"1"),))
+
+
+async def test_interceptors_see_headers_that_serializers_add(new_producer: New) -> None:
+    notes = Notes()
+    async with new_producer(interceptors=[notes], value_serializer=later) as producer:
+        await producer.send("t", "value", headers={"a": b"1"})
+    assert notes.ended[0][2] == (("a", b"1"), ("by", b"later"))
+
+
+async def test_closed_while_a_serializer_works(new_producer: New) -> None:
+    async def slow(value: bytes) -> bytes:
+        await asyncio.sleep(10)
+        return value
+
+    async with new_producer(value_serializer=slow) as producer:
+        sending = asyncio.create_task(producer.send("t", b"value"))
+        await asyncio.sleep(1)
+        await producer.close()
+        with pytest.raises(ProducerClosed):
+            await sending

@@ -1,0 +1,1099 @@
+# A Delivery need not be awaited.
+# mypy: disable-error-code="unused-awaitable"
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from asyncproducer import (
+    AbortedError,
+    BatchDeliveryError,
+    BatchResult,
+    BrokerRejected,
+    CloseReport,
+    ConfigError,
+    ConnectionFailed,
+    Delivery,
+    DeliveryError,
+    IllegalStateError,
+    Interceptor,
+    InvalidTopic,
+    KafkaError,
+    MetadataTimeout,
+    PartitionInfo,
+    Producer,
+    ProducerClosed,
+    ProducerConfig,
+    ProducerNotStarted,
+    Record,
+    RecordMetadata,
+    RecordTooLarge,
+    SerializationError,
+    TopicPartition,
+)
+from asyncproducer.plugins import TopicView
+from asyncproducer.producer import State
+from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
+
+pytestmark = pytest.mark.virtual_time
+
+New = Callable[..., Producer[Any, Any]]
+
+#: A batch leaves when it is full, flushed, or after a minute.
+LAZY: dict[str, Any] = {"linger_ms": 60_000, "adaptive_linger": False}
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def values(cluster: EmbeddedCluster, topic: str = "t", partition: int = 0) -> list[bytes | None]:
+    return [record.value for record in cluster.records(topic, partition)]
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# -- making one --------------------------------------------------------------------------------
+
+
+def test_making_one_needs_no_loop_and_does_nothing() -> None:
+    producer: Producer[bytes, bytes] = Producer("broker:9092")
+    assert producer.config.bootstrap_servers == ("broker:9092",)
+    assert repr(producer) == "<Producer broker:9092 created>"
+    assert producer.metrics()["record_send_total"] == 0
+    assert not producer.health.ready
+
+
+def test_options_are_checked_when_it_is_made() -> None:
+    with pytest.raises(ConfigError, match="linger_ms"):
+        Producer("broker:9092", lingr_ms=5)
+    with pytest.raises(ConfigError, match="bootstrap_servers"):
+        Producer()
+    with pytest.raises(ConfigError, match="value_serializer=5"):
+        Producer("broker:9092", value_serializer=5)  # type: ignore[arg-type]  # that is the point
+
+
+def test_repr_of_one_that_could_not_be_made() -> None:
+    """As a debugger or a traceback may ask for it."""
+    producer: Producer[Any, Any] = Producer.__new__(Producer)
+    producer._state = State.CREATED
+    assert repr(producer) == "<Producer ? created>"
+
+
+def test_config_and_options_do_not_go_together() -> None:
+    config = ProducerConfig.from_options("broker:9092", linger_ms=7)
+    assert Producer(config=config).config is config
+    with pytest.raises(ConfigError, match="do not go together"):
+        Producer(config=config, linger_ms=5)
+    with pytest.raises(ConfigError, match="do not go together"):
+        Producer("broker:9092", config=config)
+
+
+def test_from_config_takes_names_of_java_and_librdkafka() -> None:
+    mapping = {"bootstrap.servers": "a:1,b:2", "linger.ms": "7", "acks": "1"}
+    producer: Producer[Any, Any] = Producer.from_config(
+        mapping, key_serializer=str.encode, acks="all"
+    )
+    assert producer.config.bootstrap_servers == ("a:1", "b:2")
+    assert (producer.config.linger_ms, producer.config.acks) == (7, -1)
+    other: Producer[Any, Any] = Producer.from_config(
+        {"bootstrap.servers": "a:1", "queue.buffering.max.ms": 9}
+    )
+    assert other.config.linger_ms == 9
+    assert mapping == {"bootstrap.servers": "a:1,b:2", "linger.ms": "7", "acks": "1"}
+
+
+def test_from_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "env:9092")
+    monkeypatch.setenv("OTHER_BOOTSTRAP_SERVERS", "other:9092")
+    monkeypatch.setenv("OTHER_LINGER_MS", "11")
+    one: Producer[Any, Any] = Producer.from_env()
+    two: Producer[Any, Any] = Producer.from_env("OTHER_", value_serializer=str.encode)
+    assert one.config.bootstrap_servers == ("env:9092",)
+    assert (two.config.bootstrap_servers, two.config.linger_ms) == (("other:9092",), 11)
+
+
+async def test_made_from_config_it_sends(cluster: EmbeddedCluster) -> None:
+    class Named(Producer[str, str]):
+        """from_config gives what it is called on."""
+
+    notes: list[Record] = []
+
+    class Note(Interceptor):
+        def on_send(self, record: Record) -> Record:
+            notes.append(record)
+            return record
+
+    async with Named.from_config(
+        {"bootstrap.servers": cluster.bootstrap_servers},
+        connector=cluster.connector,
+        key_serializer=str.encode,
+        value_serializer=str.encode,
+        interceptors=[Note()],
+    ) as producer:
+        assert type(producer) is Named
+        await producer.send("t", "value", key="key")
+    assert [(r.key, r.value) for r in cluster.records("t")] == [(b"key", b"value")]
+    assert len(notes) == 1
+
+
+async def test_client_ids(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer() as one, new_producer() as two, new_producer(client_id="me") as me:
+        assert one.client_id != two.client_id
+        assert one.client_id.startswith("producer-")
+        await me.send("t", b"value")
+    assert cluster.received("produce")[0].client_id == "me"
+
+
+# -- its life ----------------------------------------------------------------------------------
+
+
+async def test_states(new_producer: New) -> None:
+    producer = new_producer()
+    assert producer.health.state == "created"
+    await producer.start()
+    assert producer.health.state == "running"
+    await producer.start()  # does nothing
+    await producer.close()
+    assert producer.health.state == "closed"
+    assert repr(producer).endswith(" closed>")
+    with pytest.raises(ProducerClosed, match="make a new one"):
+        await producer.start()
+
+
+async def test_starting_twice_at_the_same_time(new_producer: New) -> None:
+    producer = new_producer()
+    first = asyncio.create_task(producer.start())
+    await turns(1)
+    with pytest.raises(IllegalStateError, match="that is starting cannot become starting"):
+        await producer.start()
+    with pytest.raises(IllegalStateError, match="cancel start"):
+        await producer.close()
+    await first
+
+
+async def test_nothing_works_before_the_start(new_producer: New) -> None:
+    producer = new_producer()
+    for call in (producer.send, producer.enqueue):
+        with pytest.raises(ProducerNotStarted, match="async with"):
+            await call("t", b"value")
+    with pytest.raises(ProducerNotStarted):
+        producer.send_nowait("t", b"value")
+    with pytest.raises(ProducerNotStarted):
+        await producer.send_many("t", [b"value"])
+    with pytest.raises(ProducerNotStarted):
+        await producer.flush()
+    with pytest.raises(ProducerNotStarted):
+        await producer.partitions_for("t")
+    with pytest.raises(ProducerNotStarted):
+        await producer.warm_up("t")
+    with pytest.raises(ProducerNotStarted):
+        producer.portal()
+
+
+async def test_nothing_works_after_the_close(new_producer: New) -> None:
+    """IT-09."""
+    async with new_producer() as producer:
+        await producer.send("t", b"value")
+    for call in (producer.send, producer.enqueue):
+        with pytest.raises(ProducerClosed):
+            await call("t", b"value")
+    with pytest.raises(ProducerClosed):
+        producer.send_nowait("t", b"value")
+    with pytest.raises(ProducerClosed):
+        await producer.send_many("t", [b"value"])
+    with pytest.raises(ProducerClosed):
+        await producer.flush()
+    with pytest.raises(ProducerClosed):
+        await producer.partitions_for("t")
+    with pytest.raises(ProducerClosed):
+        await producer.warm_up("t")
+    with pytest.raises(ProducerClosed):
+        producer.portal()
+    assert producer.metrics()["record_send_total"] == 1
+    assert producer.health.problem == "the producer is closed"
+
+
+async def test_failed_start_can_be_repeated(
+    network: MemoryNetwork, cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """All or nothing."""
+    await cluster.stop_broker(1)
+    await cluster.stop_broker(2)
+    producer = new_producer(max_block_ms=2000)
+    began = now()
+    with pytest.raises(ConnectionFailed, match="no Kafka broker could be reached within 2") as e:
+        await producer.start()
+    assert now() - began == pytest.approx(2.0, abs=0.01)
+    for address in cluster.bootstrap_servers.split(","):
+        assert address in str(e.value)
+    assert not network.links
+    assert producer.health.state == "created"
+    with pytest.raises(ProducerNotStarted):
+        await producer.send("t", b"value")
+    await cluster.start_broker(1)
+    await producer.start()
+    await producer.send("t", b"value")
+
+
+async def test_context_manager_closes_after_an_error(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """What was buffered is sent."""
+    producer = new_producer(**LAZY)
+
+    async def body() -> None:
+        async with producer:
+            await producer.enqueue("t", b"value")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await body()
+    assert producer.health.state == "closed"
+    assert values(cluster) == [b"value"]
+
+
+async def test_two_producers_share_nothing(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer() as one, new_producer() as two:
+        await asyncio.gather(one.send("t", b"1"), two.send("t", b"2"))
+        await one.close()
+        await two.send("t", b"3")
+    ids = {record.producer_id for record in cluster.records("t")}
+    assert len(ids) == 2
+
+
+@pytest.mark.real_time
+async def test_over_tcp() -> None:
+    """Its own connector, real sockets."""
+    async with (
+        EmbeddedCluster(topics={"t": 1}) as cluster,
+        Producer(cluster.bootstrap_servers) as producer,
+    ):
+        result = await producer.send_many("t", [b"%d" % n for n in range(100)])
+        assert result.acknowledged == 100
+        await producer.flush()
+        assert producer.health.ready
+    assert values(cluster) == [b"%d" % n for n in range(100)]
+
+
+# -- sending -----------------------------------------------------------------------------------
+
+
+async def test_delivery(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(**LAZY) as producer:
+        await producer.warm_up("t")
+        delivery = producer.send_nowait("t", b"value", key=b"k", timestamp=1000)
+        assert (delivery.topic, delivery.partition, delivery.timestamp) == ("t", 0, 1000)
+        assert not delivery.done()
+        with pytest.raises(IllegalStateError):
+            delivery.result()
+        with pytest.raises(IllegalStateError):
+            delivery.exception()
+        seen: list[Delivery] = []
+        delivery.add_done_callback(seen.append)
+        await producer.flush()
+        assert seen == [delivery]
+        assert delivery.exception() is None
+        assert await delivery == await delivery == delivery.result()
+        metadata = delivery.result()
+        assert metadata == RecordMetadata("t", 0, 0, 1000, 1, 5)
+        assert metadata.topic_partition == TopicPartition("t", 0)
+        assert str(metadata.topic_partition) == "t-0"
+        delivery.add_done_callback(seen.append)
+        assert len(seen) == 2
+
+
+async def test_delivery_may_be_awaited_by_many(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async def wait(delivery: Delivery) -> RecordMetadata:
+        return await delivery
+
+    async with new_producer() as producer:
+        delivery = await producer.enqueue("t", b"value")
+        tasks = [asyncio.create_task(wait(delivery)) for _ in range(3)]
+        await turns(1)
+        tasks[0].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(done[0], asyncio.CancelledError)
+    assert done[1] == done[2] == delivery.result()
+
+
+async def test_log_append_time_is_told(network: MemoryNetwork) -> None:
+    """IT-01: where the topic keeps that."""
+    async with (
+        EmbeddedCluster(
+            topics={"t": 1},
+            network=network,
+            message_timestamp_type="LogAppendTime",
+            start_time_ms=1_000_000,
+        ) as cluster,
+        Producer(cluster.bootstrap_servers, connector=network) as producer,
+    ):
+        metadata = await producer.send("t", b"value", timestamp=5)
+        assert 1_000_000 <= metadata.timestamp < 1_001_000
+        assert cluster.records("t")[0].timestamp == metadata.timestamp
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_every_codec(cluster: EmbeddedCluster, new_producer: New, codec: str) -> None:
+    """IT-01: 100 records, null keys and values among them, offsets in order."""
+    async with new_producer(compression_type=codec, linger_ms=10) as producer:
+        await producer.warm_up("t")
+        records = [
+            Record("", None if n % 7 == 0 else b"%d" % n, key=None if n % 5 == 0 else b"k%d" % n)
+            for n in range(100)
+        ]
+        result = await producer.send_many("t", records)
+    assert [metadata.offset for metadata in result if isinstance(metadata, RecordMetadata)] == [
+        *range(100)
+    ]
+    assert [(r.key, r.value) for r in cluster.records("t")] == [(r.key, r.value) for r in records]
+    codec_ids = {b.codec_id for r in cluster.received("produce") for b in r.batches}
+    assert codec_ids == {["none", "gzip", "snappy", "lz4", "zstd"].index(codec)}
+
+
+async def test_compression_level(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(compression_type="gzip", compression_level=9) as producer:
+        await producer.send("t", b"value" * 100)
+    assert values(cluster) == [b"value" * 100]
+
+
+async def test_batch_size_0(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """IT-02: one record in each batch."""
+    async with new_producer(batch_size=0) as producer:
+        await producer.send_many("t4", [Record("", b"%d" % n, key=b"k") for n in range(5)])
+        await producer.send_many("t4", [b"no key"] * 5)
+    batches = [b for r in cluster.received("produce") for b in r.batches]
+    assert {batch.record_count for batch in batches} == {1}
+    assert len(batches) == 10
+
+
+async def test_linger_gathers_records(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """It counts from the first record of a batch."""
+    async with new_producer(linger_ms=100, adaptive_linger=False) as producer:
+        await producer.warm_up("t")
+        began = now()
+        first = producer.send_nowait("t", b"1")
+        await asyncio.sleep(0.09)
+        producer.send_nowait("t", b"2")
+        await first
+        assert now() - began == pytest.approx(0.102, abs=0.001)
+        assert values(cluster) == [b"1", b"2"]
+
+
+async def test_lone_record_does_not_linger(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(linger_ms=60_000) as producer:
+        await producer.warm_up("t")
+        began = now()
+        await producer.send("t", b"value")
+        assert now() - began < 0.01
+
+
+# -- send_many ---------------------------------------------------------------------------------
+
+
+async def test_send_many_takes_values_and_records(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        result = await producer.send_many(
+            "t4",
+            [b"value", "text", None, Record("ignored", b"r", b"k", {"h": b"1"}, 3, 1000)],
+        )
+        assert isinstance(result, BatchResult)
+        assert result.acknowledged == len(result) == 4
+        last = result[-1]
+        assert isinstance(last, RecordMetadata)
+        assert (last.topic, last.partition, last.timestamp) == ("t4", 3, 1000)
+    (record,) = [r for r in cluster.records("t4", 3) if r.key == b"k"]
+    assert record.headers == (("h", b"1"),)
+
+
+async def test_send_many_to_several_topics(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer() as producer:
+        result = await producer.send_many(
+            None, [Record("t", b"1"), Record("t4", b"2", partition=0), b"3"], raise_on_error=False
+        )
+    (failed,) = result.failed
+    assert failed[0] == 2
+    assert isinstance(failed[1], InvalidTopic)
+    assert (values(cluster), values(cluster, "t4")) == ([b"1"], [b"2"])
+
+
+async def test_send_many_takes_iterators(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async def produce() -> AsyncIterator[bytes]:
+        for number in range(50):
+            await asyncio.sleep(0.01)
+            yield b"%d" % number
+
+    async with new_producer() as producer:
+        await producer.send_many("t", produce())
+        await producer.send_many("t", (b"%d" % number for number in range(50, 100)))
+        assert (await producer.send_many("t", [])).acknowledged == 0
+    assert values(cluster) == [b"%d" % number for number in range(100)]
+
+
+async def test_send_many_keeps_the_order_with_a_tiny_buffer(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(buffer_memory=1000, batch_size=200) as producer:
+        result = await producer.send_many("t", (b"%0100d" % n for n in range(500)))
+    assert [m.offset for m in result if isinstance(m, RecordMetadata)] == list(range(500))
+    assert [int(value or b"") for value in values(cluster)] == list(range(500))
+
+
+async def test_result_of_send_many(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """One entry per record, in their order: where it is, or why it is not."""
+    cluster.create_topic("compact", configs={"cleanup.policy": "compact"})
+    async with new_producer(linger_ms=0, batch_size=1) as producer:
+        result = await producer.send_many(
+            "compact",
+            [
+                Record("", b"good", b"k"),
+                Record("", bytes(2_000_000), b"k"),
+                Record("", b"no key"),
+                Record("", 5, b"k"),
+                Record("", b"good", b"k"),
+            ],
+            raise_on_error=False,
+        )
+    kinds = [type(outcome) for outcome in result]
+    assert kinds == [
+        RecordMetadata,
+        RecordTooLarge,
+        BrokerRejected,
+        SerializationError,
+        RecordMetadata,
+    ]
+    assert len(result) == 5
+    assert result.acknowledged == 2
+    assert [index for index, _ in result.failed] == [1, 2, 3]
+    assert [type(error) for _, error in result.failed] == kinds[1:4]
+    assert [type(outcome) for outcome in result[1:3]] == kinds[1:3]
+    assert result.failed is result.failed
+    assert repr(result) == "<BatchResult 2 acknowledged, 3 failed>"
+
+
+async def test_send_many_raises_all_errors(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer() as producer:
+        with pytest.raises(BatchDeliveryError, match=r"2 of 3 records .* number 0: ") as caught:
+            await producer.send_many("t", [bytes(2_000_000), b"good", 5])
+    assert [type(error) for error in caught.value.exceptions] == [
+        RecordTooLarge,
+        SerializationError,
+    ]
+    assert values(cluster) == [b"good"]
+
+
+async def test_send_many_with_an_iterable_that_raises(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """What was buffered goes on."""
+
+    def broken() -> Iterator[bytes]:
+        yield b"1"
+        yield b"2"
+        raise ZeroDivisionError
+
+    async with new_producer() as producer:
+        with pytest.raises(ZeroDivisionError):
+            await producer.send_many("t", broken())
+    assert values(cluster) == [b"1", b"2"]
+
+
+async def test_send_many_cancelled(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        number = 0
+        while True:
+            yield b"%d" % number
+            number += 1
+            await asyncio.sleep(1)
+
+    async with new_producer() as producer:
+        sending = asyncio.create_task(producer.send_many("t", endless()))
+        await asyncio.sleep(4.5)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+    assert values(cluster) == [b"%d" % number for number in range(5)]
+
+
+async def test_send_many_when_the_producer_is_closed_meanwhile(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"1"
+        await asyncio.sleep(1)
+        yield b"2"
+
+    async with new_producer() as producer:
+        sending = asyncio.create_task(producer.send_many("t", slow()))
+        await asyncio.sleep(0.5)
+        await producer.close()
+        with pytest.raises(ProducerClosed):
+            await sending
+    assert values(cluster) == [b"1"]
+
+
+# -- flush -------------------------------------------------------------------------------------
+
+
+async def test_flush_sends_what_lingers(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """KP-20, IT-07: linger ends, all is done afterwards, and the time is counted."""
+    async with new_producer(**LAZY) as producer:
+        await producer.warm_up("t4")
+        began = now()
+        sent = [producer.send_nowait("t4", b"%d" % n, partition=n % 4) for n in range(20)]
+        await producer.flush()
+        assert now() - began < 0.1
+        assert all(delivery.done() for delivery in sent)
+        assert producer.metrics()["flush_time_ns_total"] > 0
+        # And lingering goes on.
+        later = producer.send_nowait("t4", b"later", partition=0)
+        await asyncio.sleep(50)
+        assert not later.done()
+
+
+async def test_flush_does_not_wait_for_later_records(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(batch_size=150, linger_ms=0) as producer:
+        await producer.send("t4", b"0", partition=0)
+        await producer.send("t4", b"0", partition=1)
+        held = cluster.inject("produce", hold=True, node=2)
+        early = producer.send_nowait("t4", b"early", partition=0)
+        flushing = asyncio.create_task(producer.flush())
+        await turns(2)
+        late = producer.send_nowait("t4", b"late", partition=1)
+        await flushing
+        assert early.done()
+        assert not late.done()
+        held.release()
+
+
+async def test_flush_without_anything_to_send(new_producer: New) -> None:
+    async with new_producer() as producer:
+        began = now()
+        await producer.flush()
+        await producer.flush(timeout=0)
+        assert now() == began
+
+
+async def test_failed_records_do_not_fail_a_flush(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(**LAZY) as producer:
+        await producer.warm_up("t")
+        cluster.inject("produce", error="INVALID_RECORD")
+        delivery = producer.send_nowait("t", b"bad")
+        await producer.flush()
+        assert isinstance(delivery.exception(), BrokerRejected)
+
+
+async def test_flush_times_out(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """And the records go on."""
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        delivery = producer.send_nowait("t", b"value")
+        with pytest.raises(TimeoutError, match="1 batches were not acknowledged within 2 s"):
+            await producer.flush(timeout=2)
+        assert not delivery.done()
+        cluster.resume(1)
+        await delivery
+
+
+async def test_cancelled_flush(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """The records go on, and lingering is not switched off for ever."""
+    async with new_producer(**LAZY) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        delivery = producer.send_nowait("t", b"1")
+        flushing = asyncio.create_task(producer.flush())
+        await asyncio.sleep(1)
+        flushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flushing
+        cluster.resume(1)
+        await delivery
+        later = producer.send_nowait("t", b"2")
+        await asyncio.sleep(30)
+        assert not later.done()
+
+
+async def test_flushes_at_the_same_time(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(**LAZY) as producer:
+        await producer.warm_up("t")
+        sent = producer.send_nowait("t", b"1")
+        first = asyncio.create_task(producer.flush())
+        await turns(1)
+        also = producer.send_nowait("t", b"2")
+        await asyncio.gather(first, producer.flush())
+        assert sent.done()
+        assert also.done()
+
+
+async def test_flush_from_a_callback(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """KP-21: a callback cannot wait, so nothing can lock up: it starts a task."""
+    async with new_producer() as producer:
+        tasks: list[asyncio.Task[None]] = []
+        delivery = await producer.enqueue("t", b"value")
+        delivery.add_done_callback(lambda _: tasks.append(asyncio.create_task(producer.flush())))
+        await delivery
+        await asyncio.gather(*tasks)
+
+
+# -- what is known of topics -------------------------------------------------------------------
+
+
+async def test_partitions_for(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(max_block_ms=3000) as producer:
+        partitions = await producer.partitions_for("t4")
+        assert partitions == tuple(PartitionInfo("t4", p, 1 + p % 2, 0) for p in range(4))
+        began = now()
+        await producer.partitions_for("t4")
+        assert now() == began
+        with pytest.raises(MetadataTimeout, match="'missing' is not known after 3000 ms") as caught:
+            await producer.partitions_for("missing")
+        assert now() - began == pytest.approx(3.0)
+        assert isinstance(caught.value.__cause__, KafkaError)
+
+
+@pytest.mark.parametrize("topic", [None, 5, "a b"])
+async def test_partitions_for_nonsense(new_producer: New, topic: Any) -> None:
+    """KP-06."""
+    async with new_producer() as producer:
+        with pytest.raises(InvalidTopic):
+            await producer.partitions_for(topic)
+
+
+async def test_partitions_for_a_topic_that_was_denied_once(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    cluster.inject("metadata", error="TOPIC_AUTHORIZATION_FAILED", topic="t")
+    async with new_producer() as producer:
+        with pytest.raises(KafkaError, match="not authorized"):
+            await producer.partitions_for("t")
+        assert len(await producer.partitions_for("t")) == 1
+
+
+async def test_partitions_for_when_the_producer_is_closed_meanwhile(new_producer: New) -> None:
+    async with new_producer() as producer:
+        asking = asyncio.create_task(producer.partitions_for("missing"))
+        await asyncio.sleep(1)
+        await producer.close()
+        with pytest.raises(ProducerClosed, match="closed while waiting for topic 'missing'"):
+            await asking
+
+
+async def test_warm_up_leaves_nothing_to_wait_for(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t", "t4")
+        assert producer.health.brokers_connected == 2
+        began = now()
+        deliveries = [producer.send_nowait("t4", b"value", partition=p) for p in range(4)]
+        for delivery in deliveries:
+            await delivery
+        assert now() - began < 0.006  # two ways of a millisecond each, and the next request
+
+
+async def test_warm_up_without_topics_gets_the_producer_id(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    held = cluster.inject("init_producer_id", hold=True)
+    async with new_producer() as producer:
+        warming = asyncio.create_task(producer.warm_up())
+        await asyncio.sleep(1)
+        assert not warming.done()
+        held.release()
+        await warming
+    async with new_producer(enable_idempotence=False) as producer:
+        await producer.warm_up()
+
+
+async def test_warm_up_that_fails(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(max_block_ms=2000) as producer:
+        with pytest.raises(InvalidTopic):
+            await producer.warm_up("t", "a/b")
+        with pytest.raises(MetadataTimeout, match="'missing'"):
+            await producer.warm_up("t", "missing")
+        await cluster.stop_broker(2)
+        cluster.move_leader("t4", 1, -1)
+        began = now()
+        await producer.warm_up("t")
+        assert now() - began < 1
+
+
+async def test_warm_up_without_a_connection(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(max_block_ms=2000) as producer:
+        cluster.pause(2)
+        with pytest.raises(MetadataTimeout, match="connections to the leaders of 't4': not within"):
+            await producer.warm_up("t4")
+        cluster.resume(2)
+
+
+# -- close -------------------------------------------------------------------------------------
+
+
+async def test_close_delivers_everything(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """IT-07: what lingers too. The report counts."""
+    async with new_producer(**LAZY) as producer:
+        await producer.warm_up("t")
+        sent = [producer.send_nowait("t", b"%d" % n) for n in range(10)]
+        report = await producer.close()
+        assert all(delivery.done() for delivery in sent)
+        assert report == CloseReport(10, 0, 0, report.elapsed)
+        assert report.clean
+        assert report.elapsed < 0.1
+    assert len(values(cluster)) == 10
+
+
+async def test_closing_again_gives_the_same_report(new_producer: New) -> None:
+    """KP-15."""
+    async with new_producer() as producer:
+        await producer.send("t", b"value")
+        report = await producer.close()
+        assert await producer.close() is report
+        assert await producer.close(0) is report
+        assert await producer.stop() is report
+
+
+async def test_close_of_one_that_was_never_started(new_producer: New) -> None:
+    producer = new_producer()
+    assert await producer.close() == CloseReport(0, 0, 0, 0.0)
+    assert await producer.stop() == CloseReport(0, 0, 0, 0.0)
+    with pytest.raises(ProducerClosed):
+        await producer.start()
+
+
+async def test_close_with_a_negative_timeout(new_producer: New) -> None:
+    """KP-15."""
+    async with new_producer() as producer:
+        with pytest.raises(ValueError, match="timeout=-1"):
+            await producer.close(-1)
+        await producer.send("t", b"it goes on")
+
+
+@pytest.mark.parametrize("timeout", [0, 0.5, 3])
+async def test_close_ends_within_its_timeout_when_the_broker_hangs(
+    cluster: EmbeddedCluster, new_producer: New, timeout: float
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        in_flight = producer.send_nowait("t", b"1")
+        await asyncio.sleep(0.1)
+        lingering = producer.send_nowait("t", b"2")
+        began = now()
+        report = await producer.close(timeout)
+        assert now() - began == pytest.approx(timeout, abs=0.1)
+        assert report.elapsed == pytest.approx(timeout, abs=0.1)
+        assert (report.acknowledged, report.failed, report.aborted) == (0, 2, 2)
+        assert not report.clean
+        # The first batch of a partition is waited for: the second was never sent.
+        for delivery, persisted in ((in_flight, "maybe"), (lingering, "no")):
+            error = delivery.exception()
+            assert isinstance(error, AbortedError)
+            assert "the producer was closed" in str(error)
+            assert error.persisted == persisted
+        cluster.resume(1)
+
+
+async def test_close_ends_within_its_timeout_when_the_brokers_are_gone(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        await cluster.stop_broker(1)
+        await cluster.stop_broker(2)
+        await asyncio.sleep(0.1)  # until it is noticed
+        delivery = producer.send_nowait("t", b"value")
+        report = await producer.close(5)
+        assert report.elapsed == pytest.approx(5, abs=0.1)
+        error = delivery.exception()
+        assert isinstance(error, AbortedError)
+        assert error.persisted == "no"
+
+
+async def test_close_ends_within_its_timeout_when_the_broker_takes_no_more_bytes(
+    network: MemoryNetwork, cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """The transport still has some to write: there is no time left for that."""
+    network.window = 1000
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        producer.send_nowait("t", bytes(100_000))
+        report = await producer.close(2)
+        assert report.elapsed == pytest.approx(2, abs=0.1)
+        cluster.resume(1)
+
+
+async def test_close_ends_within_its_timeout_when_only_bytes_are_left(
+    network: MemoryNetwork, cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """With acks=0 all records have their end when the transport has them."""
+    network.window = 1000
+    async with new_producer(acks=0, enable_idempotence=False) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        producer.send_nowait("t", bytes(100_000))
+        report = await producer.close(0.5)
+        assert report.clean
+        assert report.elapsed == pytest.approx(0.5, abs=0.01)
+        cluster.resume(1)
+
+
+async def test_close_ends_within_its_timeout_when_it_is_throttled(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.inject("produce", throttle_ms=60_000)
+        await producer.send("t", b"1")
+        delivery = producer.send_nowait("t", b"2")
+        report = await producer.close(3)
+        assert report.elapsed == pytest.approx(3, abs=0.1)
+        error = delivery.exception()
+        assert isinstance(error, AbortedError)
+        assert error.persisted == "no"
+
+
+async def test_close_waits_out_a_short_throttle(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.inject("produce", throttle_ms=2000)
+        await producer.send("t", b"1")
+        delivery = producer.send_nowait("t", b"2")
+        report = await producer.close(5)
+        assert 1.9 < report.elapsed < 2.1
+        assert report.clean
+        assert delivery.result().offset == 1
+
+
+async def test_close_without_a_timeout_is_bounded_by_the_delivery_timeout(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(request_timeout_ms=2000, delivery_timeout_ms=5000) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        delivery = producer.send_nowait("t", b"value")
+        report = await producer.close(None)
+        assert 4.9 < report.elapsed < 5.1
+        assert report.aborted == 0
+        assert isinstance(delivery.exception(), DeliveryError)
+        cluster.resume(1)
+
+
+async def test_closing_at_the_same_time(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """The one with the least patience decides for all."""
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        producer.send_nowait("t", b"value")
+        began = now()
+        patient = asyncio.create_task(producer.close(60))
+        await asyncio.sleep(1)
+        quick = asyncio.create_task(producer.close(1))
+        reports = await asyncio.gather(patient, quick, producer.close(None))
+        assert now() - began == pytest.approx(2, abs=0.1)
+        assert reports[0] is reports[1] is reports[2]
+        assert reports[0].aborted == 1
+        cluster.resume(1)
+
+
+@pytest.mark.parametrize("timeout", [0, 5])
+async def test_close_from_a_delivery_callback(
+    cluster: EmbeddedCluster, new_producer: New, timeout: float
+) -> None:
+    """IT-07."""
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        closing: list[asyncio.Task[CloseReport]] = []
+        first = producer.send_nowait("t", b"1")
+        first.add_done_callback(
+            lambda _: closing.append(asyncio.create_task(producer.close(timeout)))
+        )
+        await first
+        report = await closing[0]
+        assert report.acknowledged == 1
+        assert report.elapsed < 0.1
+
+
+async def test_cancelled_close_gives_up_at_once_and_is_closed(
+    network: MemoryNetwork, cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-16."""
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        delivery = producer.send_nowait("t", b"value")
+        closing = asyncio.create_task(producer.close(60))
+        await asyncio.sleep(1)
+        began = now()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert now() - began < 0.1
+        assert producer.health.state == "closed"
+        assert isinstance(delivery.exception(), AbortedError)
+        assert (await producer.close()).aborted == 1
+        cluster.resume(1)
+        await asyncio.sleep(1)
+        assert not network.links
+
+
+async def test_sends_are_refused_from_the_moment_of_the_close(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.send("t", b"1")
+        cluster.pause(1)
+        delivery = producer.send_nowait("t", b"2")
+        closing = asyncio.create_task(producer.close(5))
+        await turns(1)
+        assert producer.health.state == "closing"
+        with pytest.raises(ProducerClosed):
+            producer.send_nowait("t", b"3")
+        with pytest.raises(ProducerClosed):
+            await producer.send("t", b"3")
+        with pytest.raises(ProducerClosed):
+            await producer.start()
+        cluster.resume(1)
+        await closing
+        assert delivery.result().offset == 1
+    assert values(cluster) == [b"1", b"2"]
+
+
+async def test_close_with_nothing_to_do_is_quick(new_producer: New) -> None:
+    async with new_producer() as producer:
+        report = await producer.close()
+        assert report.elapsed < 0.01
+
+
+async def test_acks_0_close_lets_the_bytes_leave(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """They count as acknowledged when they are handed over, so a close must not drop them."""
+    async with new_producer(acks=0, enable_idempotence=False) as producer:
+        await producer.warm_up("t")
+        for number in range(10):
+            producer.send_nowait("t", b"%d" % number)
+        report = await producer.close()
+        assert report.acknowledged == 10
+    await asyncio.sleep(1)
+    assert len(values(cluster)) == 10
+
+
+class Plugin(Interceptor):
+    """Everything that a user may give, in one."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def __call__(self, value: Any) -> bytes:
+        return bytes(value)
+
+    def partition(self, topic: TopicView, key: bytes | None, value: bytes | None) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_plugins_are_closed_once(new_producer: New, started: bool) -> None:
+    """KP-15: interceptors, serializers and the partitioner; each object once."""
+    interceptor, partitioner, serializer = Plugin(), Plugin(), Plugin()
+    producer = new_producer(
+        interceptors=[interceptor],
+        partitioner=partitioner,
+        key_serializer=serializer,
+        value_serializer=serializer,
+    )
+    if started:
+        await producer.start()
+        await producer.send("t", b"value")
+    for _ in range(2):
+        await producer.close()
+    assert [plugin.closed for plugin in (interceptor, partitioner, serializer)] == [1, 1, 1]
+
+
+async def test_plugin_that_cannot_be_closed(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Plugin):
+        def close(self) -> None:
+            raise ZeroDivisionError("a user's bug")
+
+    last = Plugin()
+    async with new_producer(interceptors=[Broken(), last]) as producer:
+        await producer.send("t", b"value")
+    assert last.closed == 1
+    (logged,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert "close() of" in logged.getMessage()
+
+
+# -- numbers -----------------------------------------------------------------------------------
+
+
+async def test_metrics(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """KP-28, KP-33: a snapshot by Java's names; per topic and node behind a colon."""
+    async with new_producer(linger_ms=10) as producer:
+        await producer.send("t", b"value")
+        for _ in range(9):
+            await producer.send("t4", b"value", partition=1)
+        metrics = producer.metrics()
+        assert metrics["record_send_total"] == 10
+        assert metrics["record_send_total:topic=t"] == 1
+        assert metrics["record_send_total:topic=t4"] == 9
+        assert metrics["request_total:node=node-1"] == 1
+        assert metrics["request_total:node=node-2"] == 9
+        assert metrics["record_error_total"] == 0
+        assert metrics["request_latency_avg"] == pytest.approx(2.0, abs=0.1)
+        assert metrics["connection_count"] == 2
+        assert metrics["buffer_total_bytes"] == metrics["buffer_available_bytes"] == 33554432
+        assert metrics["metadata_age"] > 0
+        metrics["record_send_total"] = 5
+        assert producer.metrics()["record_send_total"] == 10
+
+
+async def test_health(cluster: EmbeddedCluster, new_producer: New) -> None:
+    producer = new_producer()
+    assert producer.health.problem == "not started"
+    await producer.start()
+    await producer.warm_up("t", "t4")
+    health = producer.health
+    assert (health.ready, health.state, health.problem) == (True, "running", None)
+    assert (health.brokers_known, health.brokers_connected) == (2, 2)
+    cluster.pause(1)
+    producer.send_nowait("t", b"value")
+    await asyncio.sleep(2)
+    health = producer.health
+    assert (health.incomplete_batches, health.buffered_bytes) == (1, 16384)
+    assert health.oldest_batch_age == pytest.approx(2, abs=0.1)
+    await cluster.stop_broker(1)
+    await cluster.stop_broker(2)
+    await asyncio.sleep(0.1)
+    assert producer.health.problem == "no broker is connected"
+    await producer.close(0)
+    assert producer.health.problem == "the producer is closed"
+
+
+async def test_health_of_a_forked_child(new_producer: New) -> None:
+    async with new_producer() as producer:
+        producer._forked = True
+        try:
+            assert producer.health.problem == "the process was forked"
+        finally:
+            producer._forked = False
