@@ -18,7 +18,6 @@ cdef class Intake:
     cdef object _pool
     cdef object _pool_line
     cdef object _scheduler
-    cdef object _metrics
     cdef tuple _interceptors
     cdef object _key_serializer
     cdef object _value_serializer

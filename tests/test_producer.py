@@ -1085,9 +1085,17 @@ async def test_health(cluster: EmbeddedCluster, new_producer: New) -> None:
     await cluster.stop_broker(1)
     await cluster.stop_broker(2)
     await asyncio.sleep(0.1)
-    assert producer.health.problem == "no broker is connected"
+    assert (producer.health.problem or "").startswith("no broker is connected: broker 2")
     await producer.close(0)
     assert producer.health.problem == "the producer is closed"
+
+
+async def test_an_idle_producer_without_connections_is_ready(new_producer: New) -> None:
+    """Without idempotence nothing needs a connection between the start and the first record."""
+    async with new_producer(enable_idempotence=False) as producer:
+        await asyncio.sleep(1)
+        assert producer.health.brokers_connected == 0
+        assert producer.health.ready, producer.health.problem
 
 
 async def test_health_of_a_forked_child(new_producer: New) -> None:
