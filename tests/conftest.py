@@ -7,15 +7,18 @@ import inspect
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 import asyncproducer
-from asyncproducer import Producer
+from asyncproducer import Producer, testing
 from asyncproducer._implementation import IMPLEMENTATION
-from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
+
+if TYPE_CHECKING:
+    # Loaded by the fixtures that need it: most tests do without the embedded broker.
+    from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
 
 # Examples take as long as they take: machines that build are slow and busy.
 hypothesis.settings.register_profile("asyncproducer", deadline=None, print_blob=True)
@@ -71,13 +74,13 @@ async def _guarded_loop() -> AsyncIterator[None]:
 @pytest.fixture
 def network() -> MemoryNetwork:
     """What `cluster` is on: a millisecond each way."""
-    return MemoryNetwork(latency=0.001)
+    return testing.MemoryNetwork(latency=0.001)
 
 
 @pytest.fixture
 async def cluster(network: MemoryNetwork) -> AsyncIterator[EmbeddedCluster]:
     """Two brokers, which create no topics by themselves. `t` has one partition, `t4` has four."""
-    async with EmbeddedCluster(
+    async with testing.EmbeddedCluster(
         brokers=2, topics={"t": 1, "t4": 4}, network=network, auto_create_topics=False
     ) as cluster:
         yield cluster

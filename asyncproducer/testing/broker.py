@@ -28,12 +28,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from asyncproducer.testing.batches import StoredRecord
-from asyncproducer.testing.faults import Corruption, Drop, Fault, ReceivedRequest
+from asyncproducer.testing.faults import ReceivedRequest
 from asyncproducer.testing.handlers import APIS
 from asyncproducer.testing.node import BrokerNode, Environment, Listener
 from asyncproducer.testing.state import ClusterState, Node, Partition
@@ -115,6 +115,8 @@ class EmbeddedCluster:
             max_request_bytes=max_request_bytes,
             log_size=request_log_size,
         )
+        #: Makes the next requests that match go wrong: see `faults.Faults.inject`.
+        self.inject = self._environment.faults.inject
         self._nodes = {
             node.node_id: BrokerNode(node, self._environment) for node in self._state.nodes.values()
         }
@@ -291,48 +293,6 @@ class EmbeddedCluster:
         self._node(node_id).resume()
 
     # -- faults and requests
-
-    def inject(
-        self,
-        api: str | None = None,
-        *,
-        error: str | int | None = None,
-        times: int | None = 1,
-        topic: str | None = None,
-        partition: int | None = None,
-        node: int | None = None,
-        when: Callable[[ReceivedRequest], bool] | None = None,
-        delay: float = 0.0,
-        hold: bool = False,
-        drop: Drop | None = None,
-        no_answer: bool = False,
-        after_append: bool = False,
-        throttle_ms: int = 0,
-        truncate: int | None = None,
-        corrupt: Corruption | None = None,
-        record_errors: Sequence[tuple[int, str | None]] = (),
-        error_message: str | None = None,
-    ) -> Fault:
-        """Makes the next `times` requests that match go wrong: see `faults.Faults.inject`."""
-        return self._environment.faults.inject(
-            api,
-            error=error,
-            times=times,
-            topic=topic,
-            partition=partition,
-            node=node,
-            when=when,
-            delay=delay,
-            hold=hold,
-            drop=drop,
-            no_answer=no_answer,
-            after_append=after_append,
-            throttle_ms=throttle_ms,
-            truncate=truncate,
-            corrupt=corrupt,
-            record_errors=record_errors,
-            error_message=error_message,
-        )
 
     def clear_faults(self) -> None:
         """Removes all faults, and releases what they hold."""

@@ -60,15 +60,18 @@ class ReceivedRequest:
     api_key: int
     version: int
     correlation_id: int
-    client_id: str | None
+    #: Without the four bytes that tell it.
     size_bytes: int
+    client_id: str | None = None
     #: Its fields that are neither arrays nor structures, by kio's names; times in ms.
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     #: The topics that it names, each with a partition or None. A topic that is not known
     #: by its id is None.
     partitions: Sequence[tuple[str | None, int | None]] = ()
     #: Of a produce request.
     batches: Sequence[BatchSummary] = ()
+    #: Bytes behind the end of the request: 0, unless its writer is wrong.
+    bytes_left_over: int = 0
     #: kio's message. None once a produce request is answered: the log of requests should
     #: not hold all records a second time.
     body: Any = dataclasses.field(default=None, repr=False)
@@ -83,63 +86,41 @@ class Injection(NamedTuple):
     after_append: bool
 
 
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Fault:
-    """One rule: whom it concerns, and what it does. `Faults.inject` makes it."""
+    """One rule: whom it concerns, and what it does. `Faults.inject` makes it, and explains it."""
 
-    def __init__(
-        self,
-        faults: Faults,
-        *,
-        api: str | None,
-        error: ErrorCode | None,
-        times: int | None,
-        topic: str | None,
-        partition: int | None,
-        node: int | None,
-        when: Callable[[ReceivedRequest], bool] | None,
-        delay: float,
-        hold: bool,
-        drop: Drop | None,
-        no_answer: bool,
-        after_append: bool,
-        throttle_ms: int,
-        truncate: int | None,
-        corrupt: Corruption | None,
-        record_errors: Sequence[tuple[int, str | None]],
-        error_message: str | None,
-    ) -> None:
-        self._faults = faults
-        self._api = api
-        self._error = error
-        self._times = times
-        self._topic = topic
-        self._partition = partition
-        self._node = node
-        self._when = when
-        self._after_append = after_append
-        self._record_errors = tuple(record_errors)
-        self._error_message = error_message
-        self.delay = delay
-        self.drop = drop
-        self.no_answer = no_answer
-        self.throttle_ms = throttle_ms
-        self.truncate = truncate
-        self.corrupt = corrupt
-        #: How many requests it was applied to.
-        self.hits = 0
-        self._held = asyncio.Event()
-        if not hold:
-            self._held.set()
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+    faults: Faults
+    api: str | None
+    error: ErrorCode | None
+    times: int | None
+    topic: str | None
+    partition: int | None
+    node: int | None
+    when: Callable[[ReceivedRequest], bool] | None
+    delay: float
+    hold: bool
+    drop: Drop | None
+    no_answer: bool
+    after_append: bool
+    throttle_ms: int
+    truncate: int | None
+    corrupt: Corruption | None
+    record_errors: Sequence[tuple[int, str | None]]
+    error_message: str | None
+    #: How many requests it was applied to.
+    hits: int = 0
+    _released: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    _waiting: list[tuple[int, asyncio.Future[None]]] = dataclasses.field(default_factory=list)
 
     def __repr__(self) -> str:
         shown = {
-            "api": self._api,
-            "error": None if self._error is None else self._error.name,
-            "topic": self._topic,
-            "partition": self._partition,
-            "node": self._node,
-            "times": self._times,
+            "api": self.api,
+            "error": None if self.error is None else self.error.name,
+            "topic": self.topic,
+            "partition": self.partition,
+            "node": self.node,
+            "times": self.times,
             "hits": self.hits,
         }
         return f"<Fault {' '.join(f'{k}={v}' for k, v in shown.items() if v is not None)}>"
@@ -147,25 +128,26 @@ class Fault:
     @property
     def used_up(self) -> bool:
         """Whether it was applied as often as it was meant to."""
-        return self._times is not None and self.hits >= self._times
+        return self.times is not None and self.hits >= self.times
 
     @property
     def processes(self) -> bool:
         """Whether a request is processed at all, as far as there is no error for it."""
-        return self._after_append or not (self.drop == "before" or self.no_answer)
+        return self.after_append or not (self.drop == "before" or self.no_answer)
 
     def remove(self) -> None:
         """Ends the rule, and releases what it holds. Without effect the second time."""
-        self._faults.remove(self)
+        self.faults.remove(self)
         self.release()
 
     def release(self) -> None:
         """Lets go of the requests that `hold` keeps, and of later ones."""
-        self._held.set()
+        self._released.set()
 
     async def released(self) -> None:
         """Waits while `hold` keeps requests."""
-        await self._held.wait()
+        if self.hold:
+            await self._released.wait()
 
     async def reached(self, count: int = 1) -> None:
         """Waits until the rule has been applied to `count` requests in all.
@@ -181,10 +163,10 @@ class Fault:
         """Whether the rule concerns this request."""
         return (
             not self.used_up
-            and self._api in (None, request.api)
-            and self._node in (None, request.node_id)
+            and self.api in (None, request.api)
+            and self.node in (None, request.node_id)
             and self._matches_partitions(request.partitions)
-            and (self._when is None or self._when(request))
+            and (self.when is None or self.when(request))
         )
 
     def hit(self) -> None:
@@ -200,19 +182,19 @@ class Fault:
     def injected(self, topic: str | None = None, partition: int | None = None) -> Injection | None:
         """The error for this part of a request, None where it is to be treated as usual."""
         if (
-            self._error is None
-            or self._topic not in (None, topic)
-            or self._partition not in (None, partition)
+            self.error is None
+            or self.topic not in (None, topic)
+            or self.partition not in (None, partition)
         ):
             return None
-        return Injection(self._error, self._error_message, self._record_errors, self._after_append)
+        return Injection(self.error, self.error_message, self.record_errors, self.after_append)
 
     def _matches_partitions(self, partitions: Sequence[tuple[str | None, int | None]]) -> bool:
-        if self._topic is None and self._partition is None:
+        if self.topic is None and self.partition is None:
             return True
         return any(
-            self._topic in (None, topic)
-            and (partition is None or self._partition in (None, partition))
+            self.topic in (None, topic)
+            and (partition is None or self.partition in (None, partition))
             for topic, partition in partitions
         )
 
@@ -275,7 +257,7 @@ class Faults:
             if value not in known:
                 raise ValueError(f"{name}={value!r}: it is one of {known}")
         fault = Fault(
-            self,
+            faults=self,
             api=self._api_name(api),
             error=None if error is None else _error_code(error),
             times=times,

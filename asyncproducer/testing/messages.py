@@ -71,11 +71,11 @@ def decode_header(frame: bytes) -> RequestHeader:
     return RequestHeader._make(_FIXED_HEADER.unpack_from(frame))
 
 
-def decode_body(api_key: int, version: int, frame: bytes) -> tuple[str | None, Message]:
-    """The client id and the message of a request whose header was read before.
+def decode_body(api_key: int, version: int, frame: bytes) -> tuple[str | None, Message, int]:
+    """Client id, message, and number of bytes left over, of a request whose header was read.
 
-    Raises MalformedRequest. Bytes that are left over are an error, too: Java's broker
-    overlooks them, but they always mean that the writer is wrong.
+    Bytes are left over when the writer is wrong. Java's broker overlooks them, and
+    librdkafka (2.16) relies on that. Raises MalformedRequest.
     """
     request = request_class(api_key, version)
     try:
@@ -85,12 +85,8 @@ def decode_body(api_key: int, version: int, frame: bytes) -> tuple[str | None, M
     # for an unknown tag, OverflowError for a time: every one of them is the peer's fault.
     except Exception as exc:
         raise MalformedRequest(f"{request.__name__} v{version}: {exc!r}") from exc
-    if position + size != len(frame):
-        raise MalformedRequest(
-            f"{request.__name__} v{version} ends {len(frame) - position - size} bytes early"
-        )
     _refuse_null_arrays(message)
-    return header.client_id, message
+    return header.client_id, message, len(frame) - position - size
 
 
 def encode_response(api_key: int, version: int, correlation_id: int, values: Response) -> bytes:

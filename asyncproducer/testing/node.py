@@ -25,6 +25,7 @@ from asyncproducer.testing.handlers.api_versions import API_VERSIONS, unsupporte
 from asyncproducer.testing.handlers.produce import summarize
 from asyncproducer.testing.messages import (
     MalformedRequest,
+    Message,
     RequestHeader,
     Response,
     decode_body,
@@ -94,6 +95,7 @@ class BrokerNode:
         self.connections: dict[BrokerConnection, None] = {}
         self.running = asyncio.Event()
         self.running.set()
+        self.is_open = False
         self._listener: Listener | None = None
 
     @property
@@ -103,11 +105,13 @@ class BrokerNode:
 
     async def listen(self, listen: Listen) -> None:
         """Opens the port; the same one each time. Raises OSError. It is not alive yet."""
+        self.is_open = True  # at once: somebody may connect before `listen` returns
         self._listener = await listen(self.node.host, self.node.port, self._make_connection)
         self.node.port = self._listener.port
 
     async def close(self) -> None:
         """Closes the port and drops all connections, whatever is under way."""
+        self.is_open = False
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
@@ -118,10 +122,10 @@ class BrokerNode:
 
     def drop_connections(self) -> int:
         """Drops all connections; requests that are not processed yet never will be."""
-        connections = list(self.connections)
-        for connection in connections:
+        count = sum(connection.is_open for connection in self.connections)
+        for connection in list(self.connections):
             connection.drop()
-        return len(connections)
+        return count
 
     def pause(self) -> None:
         """Does nothing any more, as after SIGSTOP: clients connect and send, and wait."""
@@ -158,8 +162,7 @@ class BrokerConnection(asyncio.Protocol):
         self._buffer = bytearray()
         self._frames: deque[bytes] = deque()
         self._frame_bytes = 0
-        self._no_more = False  # the client is gone
-        self._deaf = False  # a fault wants everything to be ignored
+        self._deaf = False  # what comes in counts no more
         self._arrived = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -169,6 +172,10 @@ class BrokerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if not self._node.is_open:  # accepted by the system just before the port was closed
+            self._deaf = True
+            self._loop.call_soon(self._abort)
+            return
         self._node.connections[self] = None
         name = f"broker-{self._node.node.node_id}-connection-{self._connection_id}"
         self.task = self._loop.create_task(self._serve(), name=name)
@@ -201,7 +208,6 @@ class BrokerConnection(asyncio.Protocol):
         # Also after a half-close: Kafka does not answer a client that has closed its side.
         self._writable.set()
         self._lost.set_result(None)
-        self._no_more = True
         self._arrived.set()
 
     def pause_writing(self) -> None:
@@ -262,12 +268,12 @@ class BrokerConnection(asyncio.Protocol):
         if not versions[0] <= header.api_version <= versions[1]:
             if api.key != API_VERSIONS:
                 raise CloseConnection(f"{api.name} v{header.api_version} is not supported")
-            request = self._received(header, api, frame, None, None)
+            request = self._received(header, api, frame, None)
             fault = self._environment.faults.match(request)
             await self._answer(request, unsupported_api_versions(versions), fault, version=0)
             return
-        client_id, body = decode_body(api.key, header.api_version, frame)
-        request = self._received(header, api, frame, client_id, body)
+        decoded = decode_body(api.key, header.api_version, frame)
+        request = self._received(header, api, frame, decoded)
         fault = self._environment.faults.match(request)
         response = await self._process(api, request, fault)
         if api.key == _PRODUCE:
@@ -279,10 +285,8 @@ class BrokerConnection(asyncio.Protocol):
         header: RequestHeader,
         api: Api,
         frame: bytes,
-        client_id: str | None,
-        body: object,
+        decoded: tuple[str | None, Message, int] | None,
     ) -> ReceivedRequest:
-        state = self._environment.state
         request = ReceivedRequest(
             node_id=self._node.node.node_id,
             connection_id=self._connection_id,
@@ -291,13 +295,16 @@ class BrokerConnection(asyncio.Protocol):
             api_key=api.key,
             version=header.api_version,
             correlation_id=header.correlation_id,
-            client_id=client_id,
             size_bytes=len(frame),
-            fields={} if body is None else scalar_fields(body),
-            partitions=() if body is None or api.touches is None else [*api.touches(state, body)],
-            batches=summarize(state, body) if api.key == _PRODUCE else (),
-            body=body,
         )
+        if decoded is not None:
+            state = self._environment.state
+            request.client_id, request.body, request.bytes_left_over = decoded
+            request.fields = scalar_fields(request.body)
+            if api.touches is not None:
+                request.partitions = [*api.touches(state, request.body)]
+            if api.key == _PRODUCE:
+                request.batches = summarize(state, request.body)
         self._environment.log.append(request)
         return request
 
@@ -375,7 +382,7 @@ class BrokerConnection(asyncio.Protocol):
 
     async def _next_frame(self) -> bytes | None:
         while not self._frames:
-            if self._no_more:
+            if self._lost.done():
                 return None
             self._arrived.clear()
             await self._arrived.wait()

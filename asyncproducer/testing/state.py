@@ -22,6 +22,9 @@ __all__ = ["ClusterState", "Node", "Partition", "RequestRefused", "Topic", "pars
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
+#: Java: Topic.INTERNAL_TOPICS.
+_INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__share_group_state", "__transaction_state"})
+
 #: Epochs are 16 bits: after this one a transactional id gets a new producer id.
 _LAST_EPOCH = 2**15 - 2
 
@@ -67,6 +70,11 @@ class Topic:
     configs: Mapping[str, str]
     log_config: LogConfig
     partitions: list[Partition] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether it is one of Kafka's own topics, to which no client may write."""
+        return self.name in _INTERNAL_TOPICS
 
 
 @dataclasses.dataclass(slots=True)

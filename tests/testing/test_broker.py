@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import random
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -211,11 +212,13 @@ def test_a_cluster_has_a_broker() -> None:
 
 
 async def test_records_can_be_looked_at_after_the_end(network: MemoryNetwork) -> None:
-    async with EmbeddedCluster(network=network, topics={"t": 2}, start_time_ms=T0) as cluster:
-        async with await connect(cluster) as client:
-            await produce(client, batch(b"a"))
-            await produce(client, batch(b"b"), partition=1)
-            await produce(client, batch(b"c"))
+    async with (
+        EmbeddedCluster(network=network, topics={"t": 2}, start_time_ms=T0) as cluster,
+        await connect(cluster) as client,
+    ):
+        await produce(client, batch(b"a"))
+        await produce(client, batch(b"b"), partition=1)
+        await produce(client, batch(b"c"))
     assert [r.value for r in cluster.records("t")] == [b"a", b"c", b"b"]
     assert [r.value for r in cluster.records("t", 1)] == [b"b"]
     assert [decode_batch(data)[0].offset for data in cluster.batches("t", 0)] == [0, 1]
@@ -288,11 +291,13 @@ async def test_the_clock_is_the_real_one_unless_given(network: MemoryNetwork) ->
 
 
 async def test_topics_are_not_created_if_that_is_off(network: MemoryNetwork) -> None:
-    async with EmbeddedCluster(network=network, auto_create_topics=False) as cluster:
-        async with await connect(cluster) as client:
-            for _ in range(2):
-                code = (await topic(client)).error_code
-                assert code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    async with (
+        EmbeddedCluster(network=network, auto_create_topics=False) as cluster,
+        await connect(cluster) as client,
+    ):
+        for _ in range(2):
+            code = (await topic(client)).error_code
+            assert code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_metadata_before_v4_always_creates(network: MemoryNetwork) -> None:
@@ -518,6 +523,20 @@ async def test_a_paused_broker_can_be_stopped(cluster: EmbeddedCluster, client: 
         assert (await topic(again)).error_code == ErrorCode.NONE
 
 
+async def test_a_connection_that_comes_with_the_end_is_dropped() -> None:
+    network = MemoryNetwork()
+    cluster = EmbeddedCluster(network=network)
+    await cluster.start()
+    # Accepted in the turn in which the broker stops, and told to it in a later one.
+    network.on_link = lambda _: closing.append(asyncio.ensure_future(cluster.close()))
+    closing: list[asyncio.Future[None]] = []
+    client = await connect(cluster)
+    await asyncio.gather(*closing)
+    await assert_closed(client)
+    await client.close()
+    assert cluster.connection_count(1) == 0
+
+
 @pytest.mark.parametrize("call", ["pause", "resume", "kill_connections", "connection_count"])
 def test_an_unknown_broker_is_a_mistake(call: str) -> None:
     with pytest.raises(ValueError, match=r"no broker 4, only \[1\]"):
@@ -617,11 +636,45 @@ async def test_a_malformed_request_is_no_error_of_the_broker(
     cluster: EmbeddedCluster, client: RawClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = encode_request("metadata", 1, {"topics": []})
-    client.writer.write(good[:3] + bytes([good[3] - 1]) + good[4:-1])
+    client.writer.write(good[:3] + bytes([good[3] - 1]) + good[4:-1])  # a byte is missing
     client.writer.write(good)
     await assert_closed(client)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert cluster.requests == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_damaged_requests_do_no_harm(
+    cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    """Each is answered or closes its connection, and the broker has no error of its own."""
+    rng = random.Random(seed)
+    names = {"topics": [{"name": "t", "topic_id": None}], "include_topic_authorized_operations": 0}
+    frames = [
+        encode_request("produce", 9, produce_fields(batch(b"a", b"b"))),
+        encode_request("produce", 3, produce_fields(batch())),
+        encode_request("fetch", 12, fetch_fields()),
+        encode_request("metadata", 12, names),
+        encode_request("find_coordinator", 4, {"coordinator_keys": ["a"]}),
+        encode_request("init_producer_id", 4, {"transactional_id": "x", "transaction_timeout": 1}),
+        encode_request("delete_topics", 6, {"topics": [{"topic_id": None}], "timeout": 1}),
+    ]
+    for number in range(100):
+        damaged = bytearray(frames[number % len(frames)])
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(8, len(damaged))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
+        async with await connect(cluster) as client:
+            client.writer.write(damaged)
+            try:
+                async with asyncio.timeout(3600):
+                    await client.receive_frame()
+            except (asyncio.IncompleteReadError, ConnectionResetError):
+                pass
+            except TimeoutError:
+                assert cluster.requests[-1].fields.get("acks") == 0
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    async with await connect(cluster) as client:
+        assert (await metadata(client)).brokers
 
 
 # -- the log of requests
@@ -641,7 +694,7 @@ async def test_requests_are_logged_with_what_is_in_them(
     assert request.partitions == [("t", 0)]
     summary = BatchSummary("t", 0, len(data), 2, 0, 9, 1, 4, is_transactional=True)
     assert request.batches == [summary]
-    assert request.body is None
+    assert (request.body, request.bytes_left_over) == (None, 0)
     await produce(client, b"nonsense")
     assert cluster.requests[-1].batches == [BatchSummary("t", 0, 8)]
 

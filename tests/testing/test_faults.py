@@ -36,9 +36,7 @@ def request(
         api_key=0,
         version=12,
         correlation_id=1,
-        client_id="c",
         size_bytes=10,
-        fields={},
         partitions=partitions,
     )
 

@@ -505,6 +505,27 @@ async def test_a_compacted_topic_takes_no_null_key(
     assert (await produce(client, topic_name, batch((b"", None)))).error_code == ErrorCode.NONE
 
 
+async def test_no_more_replicas_are_wanted_than_there_are(
+    broker: Broker, client: RawClient, topic_name: str
+) -> None:
+    await broker.create(topic_name, partitions=1, configs={"min.insync.replicas": "2"})
+    assert (await produce(client, topic_name, batch())).error_code == ErrorCode.NONE
+
+
+async def test_internal_topics_are_not_written_to(client: RawClient) -> None:
+    name = "__transaction_state"
+
+    async def is_there() -> bool:
+        (found,) = (await metadata(client, name, create=True)).topics
+        return found.error_code == ErrorCode.NONE and bool(found.partitions)
+
+    await until(is_there)
+    assert (await metadata(client, name)).topics[0].is_internal
+    answer = await produce(client, name, batch())
+    assert answer.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert (answer.base_offset, answer.log_start_offset) == (-1, -1)
+
+
 async def test_the_true_maximum_timestamp_is_stored(client: RawClient, topic: str) -> None:
     now = now_ms()
     data = changed(batch(KV, KV, timestamps=[now, now - 5]), max_timestamp=now - 5)

@@ -95,7 +95,7 @@ def _topic(call: Call, topic: Topic) -> Response:
         "error_code": ErrorCode.NONE,
         "name": topic.name,
         "topic_id": topic.topic_id,
-        "is_internal": False,
+        "is_internal": topic.is_internal,
         "partitions": [_partition(call, partition) for partition in topic.partitions],
         "topic_authorized_operations": _NO_OPERATIONS,
     }

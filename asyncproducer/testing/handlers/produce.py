@@ -32,7 +32,11 @@ def produce(call: Call) -> Response | None:
     """Appends batches. Leader hints in v10 and up (KIP-951), topic ids in v13.
 
     acks=0 has no answer, and an error closes the connection, so that the client notices.
-    Not done: transactions; a transactional batch is INVALID_TXN_STATE.
+
+    Other than Java's broker we refuse null records (it never answers), wrong offset
+    deltas, and header keys that are not UTF-8 (it takes both), and we look for the
+    transactional id of each batch, not of the request. Not done: transactions; a
+    transactional batch is INVALID_TXN_STATE.
     """
     endpoints: dict[int, Response] = {}
     responses = []
@@ -160,11 +164,19 @@ def _check_replication(call: Call, partition: Partition) -> None:
     acks = call.body.acks
     if acks not in (-1, 0, 1):
         raise RequestRefused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks}")
+    if call.state.topic(partition.topic).is_internal:
+        raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, "an internal topic")
     if partition.leader != call.node_id:
         raise RequestRefused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     in_sync = call.state.in_sync_replicas(partition)
-    if acks == -1 and len(in_sync) < partition.log.config.min_insync_replicas:
-        raise RequestRefused(ErrorCode.NOT_ENOUGH_REPLICAS)
+    # Never more than there are (Java: Partition.effectiveMinIsr).
+    wanted = min(partition.log.config.min_insync_replicas, len(partition.replicas))
+    if acks == -1 and len(in_sync) < wanted:
+        raise AppendRefused(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"{len(in_sync)} replicas are in sync",
+            log_start_offset=partition.log.start_offset,
+        )
 
 
 def _failed(index: int, exc: AppendRefused) -> dict[str, Any]:
