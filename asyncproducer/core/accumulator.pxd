@@ -51,6 +51,7 @@ cdef class Accumulator:
     cdef dict _lingering
     cdef list _timers
     cdef Py_ssize_t _timer_count
+    cdef Py_ssize_t _timer_limit
     cdef public object incomplete
     cdef public list to_compress
     cdef public list fresh

@@ -34,6 +34,9 @@ __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
 
 _NEVER = float("inf")
 
+#: A heap with so few entries is not worth tidying up.
+_SMALL_HEAP = 64
+
 #: How often the load of a topic's queues is looked at, in seconds per partition, and at
 #: least: counting is O(partitions), so large topics are counted less often.
 _LOAD_SECONDS_PER_PARTITION = 1e-5
@@ -154,14 +157,17 @@ class Accumulator:
         self._create_future = create_future
         self.estimator = RatioEstimator()
         self.topics: dict[str, TopicState] = {}
-        #: Node → queues that can leave now, in the order in which they became ready.
-        self.ready: dict[int, deque[PartitionQueue]] = {}
+        #: Node → queues that can leave now, in the order in which they became ready. Any of
+        #: them can be taken out quickly, for when thousands change their leader at once.
+        self.ready: dict[int, OrderedDict[PartitionQueue, None]] = {}
         #: Queues with something due whose partition has no leader.
         self.leaderless: dict[PartitionQueue, None] = {}
         #: Queues whose open batch waits for its linger time.
         self._lingering: dict[PartitionQueue, None] = {}
         self._timers: list[tuple[float, int, PartitionQueue]] = []
         self._timer_count = 0
+        #: From this length on, the heap is looked through for stale entries.
+        self._timer_limit = _SMALL_HEAP
         #: Batches without an end, oldest first.
         self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
         #: Closed batches to be compressed off the loop; the shell takes them.
@@ -244,7 +250,7 @@ class Accumulator:
     def _leave_line(self, queue: PartitionQueue) -> None:
         if queue.ready_at is not None:
             line = self.ready[queue.ready_at]
-            line.remove(queue)
+            del line[queue]
             if not line:
                 del self.ready[queue.ready_at]
             queue.ready_at = None
@@ -457,8 +463,8 @@ class Accumulator:
                 self.leaderless.pop(queue, None)
                 line = self.ready.get(queue.leader)
                 if line is None:
-                    line = self.ready[queue.leader] = deque()
-                line.append(queue)
+                    line = self.ready[queue.leader] = OrderedDict()
+                line[queue] = None
                 queue.ready_at = queue.leader
             self.news = True
             return
@@ -469,6 +475,8 @@ class Accumulator:
                 queue.timer = due
                 self._timer_count += 1
                 heapq.heappush(self._timers, (due, self._timer_count, queue))
+                if len(self._timers) > self._timer_limit:
+                    self._tidy_timers()
                 self.news = True
 
     def settle(self, now: float, is_idle: Callable[[int], bool]) -> bool:
@@ -514,6 +522,13 @@ class Accumulator:
                 self._close_tail(queue, now)
         self._rushing = False
 
+    def _tidy_timers(self) -> None:
+        # A batch that fills before a long linger time is over leaves its entry behind.
+        timers = self._timers
+        timers[:] = [entry for entry in timers if entry[2].timer == entry[0]]
+        heapq.heapify(timers)
+        self._timer_limit = max(_SMALL_HEAP, 2 * len(timers))
+
     def fire_timers(self, now: float) -> None:
         """Touch the queues whose linger time or backoff is over."""
         timers = self._timers
@@ -549,10 +564,10 @@ class Accumulator:
         size = 0
         again: list[PartitionQueue] = []
         for _ in range(len(line)):
-            queue = line[0]
+            queue = next(iter(line))
             head = queue.batches[0] if queue.batches else None
             if head is None or not self._may_leave(queue, head, now):
-                line.popleft()
+                del line[queue]
                 queue.ready_at = None
                 if head is not None:
                     again.append(queue)
@@ -561,13 +576,13 @@ class Accumulator:
                 head.close()
                 queue.open = None
             if head.needs_compression() and not self._compress(queue, head):
-                line.popleft()
+                del line[queue]
                 queue.ready_at = None
                 continue
             batch_size = head.estimated_size()
             if drained and size + batch_size > max_size:
                 break
-            line.popleft()
+            del line[queue]
             queue.ready_at = None
             size += batch_size
             self._take(queue, head, now)

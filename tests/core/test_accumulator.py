@@ -1,0 +1,1520 @@
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from asyncproducer.core import accumulator as module
+from asyncproducer.core.accumulator import Accumulator, Fence, PartitionQueue, TopicState
+from asyncproducer.core.backoff import ExponentialBackoff
+from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, batch_upper_bound
+from asyncproducer.core.compression import codec
+from asyncproducer.core.delivery import Delivery, Failure
+from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
+from asyncproducer.core.sequences import Sequences
+from asyncproducer.errors import AbortedError, BrokerRejected, DeliveryTimeout
+from asyncproducer.testing.batches import decode_batch
+
+T0 = 1_700_000_000_000
+NEVER = float("inf")
+COMPILED = not str(module.__file__).endswith(".py")
+
+
+class Pool:
+    """Memory that counts. Nobody waits in it unless a test says so."""
+
+    def __init__(self, total: int = 10**9) -> None:
+        self.total = total
+        self.available = total
+        self.waiting = 0
+        self.on_release: Callable[[], None] | None = None
+
+    def try_reserve(self, size: int) -> bool:
+        if self.waiting or size > self.available:
+            return False
+        self.available -= size
+        return True
+
+    def release(self, size: int) -> None:
+        self.available += size
+        assert self.available <= self.total
+        if self.on_release is not None:
+            self.on_release()
+
+    @property
+    def taken(self) -> int:
+        return self.total - self.available
+
+
+class Rig:
+    """An accumulator with a topic, a clock and short ways to do things."""
+
+    def __init__(
+        self,
+        leaders: Sequence[int] = (1,),
+        *,
+        memory: Pool | None = None,
+        batch_size: int = 1000,
+        linger: float = 0.005,
+        delivery_timeout: float = 120.0,
+        jitter: Callable[[], float] = lambda: 0.5,
+        **options: Any,
+    ) -> None:
+        self.now = 1000.0
+        self.memory = Pool() if memory is None else memory
+        self.randoms = count()
+        self.accumulator = Accumulator(
+            self.memory,
+            batch_size=batch_size,
+            linger=linger,
+            delivery_timeout=delivery_timeout,
+            retry_backoff=ExponentialBackoff(0.1, 1.0, random=jitter),
+            random=lambda: next(self.randoms),
+            **options,
+        )
+        self.epochs = [0] * len(leaders)
+        self.topic = self.see(leaders)
+
+    def see(self, leaders: Sequence[int], epochs: Sequence[int] | None = None) -> TopicState:
+        """Metadata arrives."""
+        if epochs is not None:
+            self.epochs = list(epochs)
+        self.epochs += [0] * (len(leaders) - len(self.epochs))
+        partitions = tuple(
+            PartitionMetadata(n, leader, self.epochs[n]) for n, leader in enumerate(leaders)
+        )
+        self.topic = self.accumulator.update_topic(TopicMetadata("orders", partitions), self.now)
+        return self.topic
+
+    def try_append(
+        self, value: Any = b"v", *, partition: int = 0, granted: int = 0
+    ) -> Delivery | None:
+        return self.accumulator.append(
+            self.topic, partition, T0, None, value, NO_HEADERS, self.now, granted
+        )
+
+    def append(self, value: Any = b"v", *, partition: int = 0) -> Delivery:
+        delivery = self.try_append(value, partition=partition)
+        assert delivery is not None
+        return delivery
+
+    def fill(self, *partitions: int) -> list[Delivery]:
+        """A batch of two records that is exactly full, in each of the partitions."""
+        deliveries: list[Delivery] = []
+        for partition in partitions:
+            before = len(self.queue(partition).batches) if self.topic.queues[partition] else 0
+            deliveries.append(self.append(bytes(460), partition=partition))
+            deliveries.append(self.append(bytes(461), partition=partition))
+            queue = self.queue(partition)
+            assert queue.open is None
+            assert len(queue.batches) == before + 1
+        return deliveries
+
+    def ready(self) -> set[int]:
+        """The nodes for which something can leave now."""
+        self.accumulator.fire_timers(self.now)
+        return set(self.accumulator.ready)
+
+    def drain(self, node: int = 1, max_size: int = 10**6) -> list[ProducerBatch]:
+        self.accumulator.fire_timers(self.now)
+        return self.accumulator.drain(node, max_size, self.now)
+
+    def drain_one(self, node: int = 1) -> ProducerBatch:
+        [batch] = self.drain(node)
+        return batch
+
+    def acknowledge(self, batch: ProducerBatch, offset: int = 0) -> bool:
+        self.accumulator.landed(batch)
+        return self.accumulator.acknowledge(batch, offset, -1, self.now)
+
+    def retry(self, batch: ProducerBatch) -> None:
+        self.accumulator.landed(batch)
+        self.accumulator.retry(batch, self.now)
+
+    def fail(self, batch: ProducerBatch) -> bool:
+        self.accumulator.landed(batch)
+        return self.accumulator.fail(batch, Failure(BrokerRejected, "no"), self.now)
+
+    def queue(self, partition: int = 0) -> PartitionQueue:
+        queue = self.topic.queues[partition]
+        assert queue is not None
+        return queue
+
+    def taken(self) -> int:
+        """Reserved memory, when all that is free has been handed back."""
+        self.accumulator.give_back()
+        return self.memory.taken
+
+
+def partitions(batches: Sequence[ProducerBatch]) -> list[int]:
+    return [batch.partition for batch in batches]
+
+
+def values(batch: ProducerBatch) -> list[bytes | None]:
+    return [record.value for record in decode_batch(b"".join(batch.buffers()))]
+
+
+def test_the_pool_of_these_tests_counts() -> None:
+    pool = Pool(100)
+    assert pool.try_reserve(60)
+    assert not pool.try_reserve(41)
+    assert pool.taken == 60
+    pool.release(60)
+    assert pool.try_reserve(100)
+    with pytest.raises(AssertionError):
+        pool.release(101)
+
+
+# -- filling and lingering -----------------------------------------------------------------
+
+
+def test_a_batch_fills_and_then_leaves_with_its_records_in_order() -> None:
+    """RA-02."""
+    rig = Rig(batch_size=1000)
+    sent: list[bytes] = []
+    while len(rig.queue().batches if rig.topic.queues[0] else ()) < 2:
+        assert rig.ready() == set()
+        sent.append(b"%090d" % len(sent))
+        rig.append(sent[-1])
+    assert len(sent) == 10, "each takes 97 bytes of the 939 behind the header"
+    assert rig.ready() == {1}
+    first = rig.drain_one()
+    assert values(first) == sent[:-1]
+    assert rig.ready() == set(), "the second one lingers"
+
+
+@pytest.mark.parametrize("which", [None, "lz4"])
+def test_a_record_above_batch_size_has_a_batch_of_its_own(which: str | None) -> None:
+    """RA-03."""
+    rig = Rig(batch_size=512, linger=0.0, codec=None if which is None else codec(which))
+    delivery = rig.append(random.Random(1).randbytes(3 * 512))
+    assert rig.ready() == {1}
+    rig.append(b"this does not fit")
+    batch = rig.drain_one()
+    assert batch.count == 1
+    [record] = decode_batch(b"".join(batch.buffers()))
+    assert (record.offset, record.timestamp) == (0, T0)
+    rig.acknowledge(batch, 7)
+    assert delivery.result().offset == 7
+
+
+def test_linger_starts_with_the_first_record_and_is_over_exactly_then() -> None:
+    """RA-04."""
+    rig = Rig(linger=0.5)
+    rig.append()
+    rig.now += 0.25
+    rig.append()
+    assert rig.ready() == set()
+    assert rig.accumulator.next_deadline() == 1000.5
+    rig.now = 1000.499
+    assert rig.ready() == set()
+    rig.now = 1000.5
+    assert rig.ready() == {1}
+    assert rig.drain_one().count == 2
+    assert rig.drain() == []
+
+
+def test_without_linger_a_record_can_leave_at_once() -> None:
+    rig = Rig(linger=0.0)
+    rig.append()
+    assert rig.accumulator.news
+    assert rig.ready() == {1}
+
+
+def test_the_next_deadline_is_the_first_linger_or_expiry() -> None:
+    """RA-07, RA-25."""
+    rig = Rig([1, 2, 1], linger=0.01, delivery_timeout=0.5)
+    assert rig.accumulator.next_deadline() == NEVER
+    rig.append(partition=0)
+    assert rig.accumulator.next_deadline() == 1000.01
+    rig.now += 0.005
+    rig.append(partition=1)
+    assert rig.accumulator.next_deadline() == 1000.01
+    rig.fill(2)
+    assert set(rig.accumulator.ready) == {1}
+    assert rig.accumulator.next_deadline() == 1000.01
+    rig.now = 1000.02
+    drained = rig.drain(1) + rig.drain(2)
+    assert partitions(drained) == [2, 0, 1]
+    assert rig.accumulator.next_deadline() == 1000.5
+    for batch in drained:
+        rig.acknowledge(batch)
+    assert rig.accumulator.next_deadline() == NEVER
+
+
+def test_a_full_batch_does_not_wait_and_those_behind_it_push_it() -> None:
+    rig = Rig([1, 2], linger=100.0)
+    rig.append(bytes(10), partition=0)
+    assert rig.ready() == set()
+    rig.append(bytes(2000), partition=0)
+    assert rig.ready() == {1}
+    rig.fill(1)
+    assert rig.ready() == {1, 2}
+    assert [rig.drain_one(1).count, rig.drain_one(2).count] == [1, 2]
+    assert rig.ready() == set(), "the large one lingers"
+
+
+def test_batches_of_two_thirds_are_not_cut_short() -> None:
+    """RA-29: no batch that leaves is smaller than half of batch.size."""
+    size, value = 512, 32
+    rig = Rig(range(3), batch_size=size, linger=0.02)
+    generator = random.Random(29)
+    rig.randoms = iter(lambda: generator.getrandbits(31), -1)  # type: ignore[assignment]
+    smallest = 10**6
+    for _ in range(2000):
+        for _ in range(size * 2 // 3 // value):
+            rig.append(bytes(value), partition=-1)
+        rig.now += 0.02
+        for node in rig.ready():
+            for batch in rig.drain(node):
+                smallest = min(smallest, batch.size)
+                rig.acknowledge(batch)
+    assert smallest >= size // 2
+
+
+@pytest.mark.parametrize("good", range(1, 100, 14))
+def test_few_batches_are_split_whatever_compresses(good: int) -> None:
+    """RA-22: `good` % of the records shrink well."""
+    limit = 1024
+    rig = Rig(batch_size=limit, linger=1e6, codec=codec("gzip"))
+    generator = random.Random(good)
+    split = drained = 0
+
+    def send_out() -> None:
+        nonlocal split, drained
+        for batch in rig.drain():
+            drained += 1
+            if batch.estimated_size() > limit + 61 and batch.count > 1:
+                split += 1
+                rig.accumulator.landed(batch)
+                rig.accumulator.split(batch, rig.now)
+                send_out()
+            else:
+                rig.acknowledge(batch)
+
+    for _ in range(1000):
+        if generator.randrange(100) < good:
+            rig.append(b"%d" % generator.randrange(10) * 100)
+        else:
+            rig.append(generator.randbytes(100))
+        send_out()
+    assert drained > 20
+    assert split / drained < 0.1
+
+
+# -- draining ------------------------------------------------------------------------------
+
+
+def test_partitions_take_turns_when_only_one_batch_fits_a_request() -> None:
+    """RA-01: per node; the third drain wraps around."""
+    rig = Rig([1, 1, 2, 2])
+    for _ in range(2):
+        rig.fill(0, 1, 2, 3)
+    taken = [partitions(rig.drain(1, 1100) + rig.drain(2, 1100)) for _ in range(4)]
+    assert taken == [[0, 2], [1, 3], [0, 2], [1, 3]]
+
+
+def test_an_unlimited_drain_takes_one_batch_of_every_partition() -> None:
+    """RA-01."""
+    rig = Rig([1, 1, 2, 2])
+    rig.fill(0, 1, 2, 3, 0)
+    assert [partitions(rig.drain(1)), partitions(rig.drain(2))] == [[0, 1], [2, 3]]
+    assert partitions(rig.drain(1)) == [0]
+
+
+def test_a_request_is_not_larger_than_its_limit() -> None:
+    """RA-05: what did not fit stands in front of the line next time."""
+    rig = Rig([1, 1, 1], batch_size=400, linger=0.0)
+    for partition in range(3):
+        rig.append(bytes(393 - 61), partition=partition)
+    drained = rig.drain(max_size=1024)
+    assert sum(batch.estimated_size() for batch in drained) <= 1024
+    assert partitions(drained) == [0, 1]
+    rig.append(bytes(1000), partition=0)
+    assert partitions(rig.drain(max_size=1024)) == [2]
+    assert partitions(rig.drain(max_size=1024)) == [0]
+
+
+def test_a_batch_above_the_limit_goes_alone() -> None:
+    """Spec 3.5."""
+    rig = Rig([1, 1], linger=0.0)
+    rig.append(bytes(5000), partition=0)
+    rig.append(bytes(5000), partition=1)
+    assert partitions(rig.drain(max_size=1000)) == [0]
+    assert partitions(rig.drain(max_size=1000)) == [1]
+
+
+def test_a_node_that_leads_nothing_gives_nothing() -> None:
+    """RA-30."""
+    rig = Rig([1])
+    rig.fill(0)
+    assert rig.drain(99) == []
+
+
+def test_everything_that_is_appended_is_drained_once() -> None:
+    """RA-06, without threads: records of five senders, mixed."""
+    rig = Rig([1, 2], linger=0.0)
+    seen: list[bytes] = []
+    for number in range(10_000):
+        rig.append(b"%d" % number, partition=number % 2)
+        if number % 37 == 0:
+            for node in (1, 2):
+                for batch in rig.drain(node):
+                    seen += [value for value in values(batch) if value is not None]
+                    rig.acknowledge(batch)
+    rig.accumulator.close(rig.now)
+    while rig.accumulator.ready:
+        for batch in [*rig.drain(1), *rig.drain(2)]:
+            seen += [value for value in values(batch) if value is not None]
+            rig.acknowledge(batch)
+    assert sorted(map(int, seen)) == list(range(10_000))
+    assert not rig.accumulator.incomplete
+    assert rig.taken() == 0
+
+
+def test_a_blocked_partition_does_not_keep_back_the_others() -> None:
+    """Deviation 1: Java ends the drain there and begins there again."""
+    sequences = Sequences()
+    sequences.requested()
+    sequences.assigned(1, 0)
+    rig = Rig([1, 1, 1], sequences=sequences)
+    rig.fill(0, 1, 2)
+    first = rig.drain()
+    assert partitions(first) == [0, 1, 2]
+    rig.acknowledge(first[0])
+    rig.acknowledge(first[2])
+    rig.fill(1, 0, 2)
+    assert partitions(rig.drain()) == [0, 2]
+    rig.acknowledge(first[1])
+    assert partitions(rig.drain()) == [1]
+
+
+def test_a_drained_batch_knows_where_it_went() -> None:
+    rig = Rig([5], linger=0.0)
+    rig.see([5], [3])
+    rig.append()
+    batch = rig.drain_one(5)
+    assert (batch.sends, batch.in_flight, batch.drained_at) == (1, True, rig.now)
+    assert (batch.sent_to, batch.sent_leader_epoch) == (5, 3)
+    assert rig.queue().in_flight == [batch]
+    assert repr(rig.queue()) == "<PartitionQueue orders-0 queued=0 in_flight=1 leader=5>"
+
+
+# -- one request in flight -----------------------------------------------------------------
+
+
+def test_with_one_in_flight_a_partition_waits_for_its_answer() -> None:
+    """RA-18: neither ready nor drained, then both. RA-01: others keep their turn."""
+    rig = Rig([1, 1, 1], max_in_flight=1)
+    rig.fill(0, 1, 2, 1)
+    first, second, third = rig.drain(max_size=10**6)
+    rig.fill(0, 2)
+    assert rig.ready() == set()
+    rig.acknowledge(first)
+    rig.acknowledge(third)
+    assert partitions(rig.drain()) == [0, 2]
+    rig.acknowledge(second)
+    assert partitions(rig.drain()) == [1]
+
+
+@pytest.mark.parametrize("end", ["acknowledge", "retry", "fail", "expiry", "abort"])
+def test_with_one_in_flight_every_end_lets_the_next_one_go(end: str) -> None:
+    """SN-10: what was given up on the wire counts until the network is done with it."""
+    rig = Rig(max_in_flight=1, delivery_timeout=10.0)
+    delivery, _ = rig.fill(0)
+    batch = rig.drain_one()
+    rig.now += 5.0
+    rig.fill(0)
+    if end == "expiry":
+        rig.now += 5.0
+        assert rig.accumulator.expire(rig.now) == [batch]
+    elif end == "abort":
+        rig.accumulator.abort("enough", None, rig.now)
+        rig.fill(0)
+    assert rig.drain() == []
+    if end in ("acknowledge", "retry", "fail"):
+        getattr(rig, end)(batch)
+    else:
+        rig.accumulator.landed(batch)
+    rig.now += 1.0
+    assert len(rig.drain()) == 1
+    if delivery.done() and end != "acknowledge":
+        assert delivery.exception() is not None
+    assert (rig.queue().batches or rig.queue().in_flight) != []
+
+
+# -- retries -------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_put_back_waits_for_its_backoff() -> None:
+    """RA-08: other partitions of the node do not."""
+    rig = Rig([1, 1], linger=0.0)
+    rig.append(partition=0)
+    batch = rig.drain_one()
+    rig.retry(batch)
+    assert (batch.attempts, batch.retry_at) == (1, rig.now + 0.1)
+    rig.append(partition=1)
+    assert partitions(rig.drain()) == [1]
+    assert rig.accumulator.next_deadline() == rig.now + 0.1
+    rig.now += 0.1
+    assert rig.ready() == {1}
+    assert rig.drain() == [batch]
+    assert batch.sends == 2
+
+
+def test_the_backoff_doubles_up_to_its_maximum() -> None:
+    """RA-09."""
+    for jitter, factor in ((0.0, 0.8), (0.999999, 1.2)):
+        rig = Rig(jitter=lambda jitter=jitter: jitter, linger=0.0)  # type: ignore[misc]
+        rig.append()
+        batch = rig.drain_one()
+        for attempt in range(8):
+            rig.retry(batch)
+            delay = min(0.1 * 2 ** min(attempt, 3.3219280948873626) * factor, 1.0)
+            assert batch.retry_at - rig.now == pytest.approx(delay, rel=1e-4)
+            rig.now = batch.retry_at - 1e-6
+            assert rig.drain() == []
+            rig.now = batch.retry_at
+            assert rig.drain() == [batch]
+
+
+def test_the_time_of_a_retry_is_drawn_once() -> None:
+    """Deviation 14: Java draws a new jitter whenever it looks."""
+    draws = []
+    generator = random.Random(14)
+
+    def draw() -> float:
+        draws.append(generator.random())
+        return draws[-1]
+
+    rig = Rig(jitter=draw, linger=0.0)
+    rig.append()
+    rig.retry(rig.drain_one())
+    for _ in range(50):
+        rig.now += 0.001
+        rig.drain()
+    assert len(draws) == 1
+
+
+def test_a_retry_does_not_linger_again() -> None:
+    """Deviation 16."""
+    rig = Rig(linger=50.0)
+    rig.append()
+    rig.now += 50.0
+    batch = rig.drain_one()
+    rig.retry(batch)
+    rig.now += 0.1
+    assert rig.drain() == [batch]
+
+
+def test_batches_are_put_back_in_their_order_also_without_sequences() -> None:
+    """Java only pushes to the head there, so that two failed ones change places."""
+    rig = Rig(linger=0.0)
+    for _ in range(4):
+        rig.fill(0)
+    batches = [rig.drain_one() for _ in range(3)]
+    for number in (1, 0, 2):
+        rig.retry(batches[number])
+    rig.append()
+    assert [batch.order[0] for batch in rig.queue().batches] == [0, 1, 2, 3, 4]
+    rig.now += 0.1
+    again = [rig.drain_one() for _ in range(5)]
+    assert again[:3] == batches
+
+
+def test_an_open_batch_behind_a_retry_goes_on_filling() -> None:
+    rig = Rig(linger=0.0)
+    rig.append()
+    batch = rig.drain_one()
+    rig.append()
+    rig.retry(batch)
+    rig.append()
+    assert [b.count for b in rig.queue().batches] == [1, 2]
+    rig.now += 0.1
+    assert [rig.drain_one().count, rig.drain_one().count] == [1, 2]
+
+
+def test_another_leader_without_a_new_epoch_is_no_reason_to_hurry() -> None:
+    """RA-10."""
+    rig = Rig([1], linger=0.0)
+    rig.append()
+    batch = rig.drain_one()
+    rig.retry(batch)
+    rig.see([2])
+    rig.now += 0.099
+    assert rig.ready() == set()
+    rig.now += 0.002
+    assert rig.drain(2) == [batch]
+
+
+def test_a_new_leader_epoch_ends_the_backoff_once() -> None:
+    """RA-11, PB-09, SN-16: the first epoch is no change, an older or equal one neither."""
+    rig = Rig([1], linger=0.0)
+    rig.see([1], [-1])
+    rig.append()
+    rig.see([1], [4])
+    batch = rig.drain_one()
+    rig.retry(batch)
+    for epoch in (4, 3, -1):
+        rig.see([2], [epoch])
+        assert rig.ready() == set(), epoch
+    rig.see([2], [5])
+    assert rig.ready() == {2}
+    assert rig.drain(2) == [batch]
+    rig.retry(batch)
+    rig.see([2], [5])
+    assert rig.ready() == set()
+    rig.now += 0.3
+    assert rig.drain(2) == [batch]
+
+
+def test_a_leader_that_moved_while_the_request_was_under_way_needs_no_backoff() -> None:
+    """SN-17, KIP-951: the answer came with the news, or after them."""
+    rig = Rig([1], linger=0.0)
+    rig.append()
+    batch = rig.drain_one()
+    rig.see([2], [1])
+    rig.retry(batch)
+    assert rig.drain(2) == [batch]
+    assert batch.attempts == 1
+
+
+# -- expiry --------------------------------------------------------------------------------
+
+
+def test_a_batch_expires_exactly_at_its_delivery_timeout() -> None:
+    """RA-16, PB-06: equality included, a clock behind the creation never."""
+    rig = Rig(linger=0.5, delivery_timeout=2.0)
+    delivery = rig.append()
+    for now in (900.0, 1000.5, 1001.999):
+        assert rig.accumulator.expire(now) == []
+    [batch] = rig.accumulator.expire(1002.0)
+    assert batch is not None
+    error = delivery.exception()
+    assert isinstance(error, DeliveryTimeout)
+    assert (error.persisted, error.attempts, error.elapsed) == ("no", 0, 2.0)
+    assert "no connection to the leader had room" in str(error)
+    assert "expired 2000 ms after" in str(error)
+    assert rig.accumulator.expire(1003.0) == []
+    assert rig.taken() == 0
+
+
+def test_the_largest_delivery_timeout_works() -> None:
+    """RA-16."""
+    rig = Rig(delivery_timeout=(2**31 - 1) / 1000)
+    rig.append()
+    assert rig.accumulator.expire(1000.0 + 2**31 / 1000 - 1) == []
+    assert len(rig.accumulator.expire(1000.0 + 2**31 / 1000)) == 1
+
+
+def test_a_partition_that_waits_for_its_answer_expires_too() -> None:
+    """RA-16: muted or not. RA-17: in order, and nothing is ready afterwards."""
+    rig = Rig(max_in_flight=1, delivery_timeout=2.0)
+    rig.fill(0)
+    rig.now += 0.5
+    rig.fill(0)
+    ended: list[int] = []
+    on_wire = rig.drain_one()
+    for number, batch in enumerate(rig.accumulator.incomplete):
+        batch.add_callback(0, lambda number=number: ended.append(number))  # type: ignore[misc]
+    rig.now += 2.0
+    assert len(rig.accumulator.expire(rig.now)) == 2
+    assert ended == [0, 1]
+    assert rig.ready() == set()
+    rig.accumulator.landed(on_wire)
+    assert rig.ready() == set()
+    assert rig.taken() == 0
+
+
+def test_a_retry_keeps_the_time_of_its_creation() -> None:
+    """RA-17, PB-06."""
+    rig = Rig(linger=0.0, delivery_timeout=2.0)
+    delivery = rig.append()
+    batch = rig.drain_one()
+    rig.now += 1.5
+    batch.maybe_written = True
+    rig.retry(batch)
+    rig.now += 0.5
+    assert rig.accumulator.expire(rig.now) == [batch]
+    assert rig.drain() == [], "expired before it could leave once more (deviation 2)"
+    error = delivery.exception()
+    assert error is not None
+    assert (error.persisted, error.attempts) == ("maybe", 1)
+    assert "the last one failed" in str(error)
+
+
+def test_expired_on_the_wire_is_told_at_once_but_memory_waits() -> None:
+    """SN-09, SN-19, KAFKA-19012: the socket may still read it."""
+    rig = Rig(linger=0.0, delivery_timeout=2.0)
+    delivery = rig.append()
+    batch = rig.drain_one()
+    rig.now += 2.0
+    assert rig.accumulator.expire(rig.now) == [batch]
+    error = delivery.exception()
+    assert error is not None
+    assert error.persisted == "maybe"
+    assert "has not answered" in str(error)
+    assert rig.taken() == 1000
+    assert b"".join(batch.buffers())
+    assert rig.acknowledge(batch, 5) is False
+    assert rig.taken() == 0
+    assert isinstance(delivery.exception(), DeliveryTimeout)
+
+
+def test_expiry_says_when_there_was_no_leader() -> None:
+    rig = Rig([-1], delivery_timeout=2.0)
+    delivery = rig.append()
+    rig.accumulator.expire(1002.0)
+    assert "has no leader" in str(delivery.exception())
+
+
+def test_those_behind_an_expired_batch_go_on() -> None:
+    rig = Rig(linger=0.0, delivery_timeout=2.0)
+    first = rig.fill(0)
+    rig.now += 1.0
+    second = rig.append()
+    rig.now += 1.0
+    [expired] = rig.accumulator.expire(rig.now)
+    batch = rig.drain_one()
+    assert batch is not expired
+    rig.acknowledge(batch, 3)
+    assert second.result().offset == 3
+    assert all(delivery.exception() for delivery in first)
+
+
+def test_an_expired_open_batch_takes_no_more_records() -> None:
+    rig = Rig(linger=50.0, delivery_timeout=2.0)
+    first = rig.append()
+    rig.now += 2.0
+    rig.accumulator.expire(rig.now)
+    second = rig.append()
+    assert first.done()
+    assert not second.done()
+    assert len(rig.queue().batches) == 1
+
+
+# -- callbacks that come back --------------------------------------------------------------
+
+
+def test_a_callback_may_send_and_the_record_is_neither_lost_nor_expired() -> None:
+    """SN-05."""
+    rig = Rig(linger=0.0, delivery_timeout=2.0)
+    again: list[Delivery] = []
+    expired = rig.fill(0, 0, 0)
+    for delivery in expired[::2]:
+        delivery.add_done_callback(lambda _: again.append(rig.append()))
+    rig.now += 2.0
+    assert len(rig.accumulator.expire(rig.now)) == 3
+    assert all(delivery.exception() for delivery in expired)
+    assert len(again) == 3
+    assert not any(delivery.done() for delivery in again)
+    batch = rig.drain_one()
+    rig.acknowledge(batch, 10)
+    assert [delivery.result().offset for delivery in again] == [10, 11, 12]
+
+
+def test_a_callback_may_send_while_everything_is_aborted() -> None:
+    """The queue that the new record is in is not forgotten with those behind it."""
+    rig = Rig(linger=0.0)
+    again: list[Delivery] = []
+    aborted = rig.fill(0, 0, 0)
+    for delivery in aborted[::2]:
+        delivery.add_done_callback(lambda _: again.append(rig.append()))
+    assert len(rig.accumulator.abort("enough", None, rig.now)) == 3
+    rig.acknowledge(rig.drain_one())
+    assert [delivery.exception() for delivery in again] == [None] * 3
+    assert all(delivery.exception() for delivery in aborted)
+
+
+@pytest.mark.parametrize("end", ["acknowledge", "expire"])
+def test_a_callback_may_give_up_all_the_others(end: str) -> None:
+    """As close(timeout=0) does from a task that starts eagerly."""
+    rig = Rig([1, 1], delivery_timeout=2.0)
+    aborted: list[ProducerBatch] = []
+
+    def give_up(_: Delivery) -> None:
+        aborted.extend(rig.accumulator.abort("enough", None, rig.now))
+
+    deliveries = rig.fill(0, 0, 1)[::2]
+    deliveries[0].add_done_callback(give_up)
+    if end == "acknowledge":
+        rig.acknowledge(rig.drain()[0])
+    else:
+        rig.now += 2.0
+        assert len(rig.accumulator.expire(rig.now)) == 1
+    assert len(aborted) == 2
+    assert (deliveries[0].exception() is None) == (end == "acknowledge")
+    assert all(isinstance(d.exception(), AbortedError) for d in deliveries[1:])
+    assert not rig.accumulator.incomplete
+
+
+@pytest.mark.parametrize("end", ["acknowledge", "fail", "expire"])
+def test_a_flush_that_begins_in_a_callback_does_not_wait_for_what_just_ended(end: str) -> None:
+    rig = Rig(linger=0.0, delivery_timeout=2.0)
+    fences: list[Fence] = []
+
+    def flush(_: Delivery) -> None:
+        fences.append(Fence(lambda: None))
+        rig.accumulator.begin_flush(fences[0], rig.now)
+
+    delivery = rig.append()
+    delivery.add_done_callback(flush)
+    batch = rig.drain_one()
+    if end == "expire":
+        rig.now += 2.0
+        rig.accumulator.expire(rig.now)
+    else:
+        getattr(rig, end)(batch)
+    assert fences[0].remaining == 0
+    if end != "acknowledge":
+        assert delivery.exception() is not None
+
+
+# -- memory --------------------------------------------------------------------------------
+
+
+def test_a_new_batch_takes_batch_size_or_what_its_record_needs() -> None:
+    rig = Rig(batch_size=1000)
+    rig.append(b"small")
+    assert rig.memory.taken == 1000
+    rig.append(b"another")
+    assert rig.memory.taken == 1000
+    rig.append(bytes(5000))
+    assert rig.memory.taken == 1000 + batch_upper_bound(None, bytes(5000), NO_HEADERS)
+
+
+@pytest.mark.parametrize("end", ["acknowledge", "fail"])
+def test_memory_goes_back_once_when_the_batch_has_its_end(end: str) -> None:
+    rig = Rig(linger=0.0)
+    delivery = rig.append()
+    batch = rig.drain_one()
+    getattr(rig, end)(batch)
+    assert rig.memory.taken == 1000, "not in the middle of a change: see give_back"
+    assert rig.taken() == 0
+    assert batch.memory == 0
+    with pytest.raises(Exception, match="given its buffer back"):
+        batch.buffers()
+    rig.accumulator.give_back()
+    assert rig.memory.taken == 0
+    assert delivery.done()
+    delivery.exception()
+
+
+def test_a_retry_keeps_its_memory() -> None:
+    rig = Rig(linger=0.0)
+    rig.append()
+    rig.retry(rig.drain_one())
+    assert rig.taken() == 1000
+
+
+def test_without_memory_nothing_is_appended_and_the_need_is_told() -> None:
+    rig = Rig([1, 1], memory=Pool(1500), batch_size=1000)
+    rig.append(partition=0)
+    assert rig.try_append(bytes(2000), partition=1) is None
+    assert rig.accumulator.needed == batch_upper_bound(None, bytes(2000), NO_HEADERS)
+    assert rig.try_append(partition=1) is None
+    assert rig.accumulator.needed == 1000
+    assert not rig.queue(1).batches
+    assert len(rig.accumulator.incomplete) == 1
+
+
+def test_when_memory_runs_out_nothing_lingers_any_more() -> None:
+    """Spec 3.3, exhausted: also what begins while somebody waits."""
+    rig = Rig([1, 2, 2], memory=Pool(2500), batch_size=1000, linger=50.0)
+    rig.append(partition=0)
+    rig.append(partition=1)
+    assert rig.ready() == set()
+    assert rig.try_append(partition=2) is None
+    assert rig.ready() == {1, 2}
+    rig.memory.waiting = 1
+    assert rig.try_append(partition=2, granted=1000) is not None
+    assert {queue.partition for queue in rig.accumulator.ready[2]} == {1, 2}
+    rig.memory.waiting = 0
+    # It may have got into a batch by then; what is in line and need not go lingers again.
+    assert partitions(rig.drain(2)) == [1]
+    assert rig.ready() == {1}
+
+
+def test_granted_memory_makes_a_batch() -> None:
+    rig = Rig(memory=Pool(1000))
+    assert rig.memory.try_reserve(1000)
+    delivery = rig.try_append(granted=1000)
+    assert delivery is not None
+    assert rig.taken() == 1000
+    rig.accumulator.close(rig.now)
+    rig.acknowledge(rig.drain_one())
+    assert rig.taken() == 0
+
+
+def test_granted_memory_that_is_not_needed_goes_back() -> None:
+    """Spec 3.2.3: meanwhile somebody else had opened a batch; or less was enough."""
+    rig = Rig()
+    rig.append()
+    assert rig.memory.try_reserve(1000)
+    rig.try_append(granted=1000)
+    assert rig.taken() == 1000
+    assert rig.memory.try_reserve(5000)
+    rig.try_append(bytes(2000), granted=5000)
+    assert rig.taken() == 1000 + batch_upper_bound(None, bytes(2000), NO_HEADERS)
+
+
+def test_memory_that_is_handed_on_at_once_is_not_forgotten() -> None:
+    """The pool's next one in line appends inside release, and gives back in turn."""
+    rig = Rig(linger=0.0)
+    rig.append()
+    batch = rig.drain_one()
+    rounds: list[int] = []
+
+    def next_in_line() -> None:
+        rounds.append(rig.memory.taken)
+        if len(rounds) == 1:
+            assert rig.memory.try_reserve(3000)
+            rig.try_append(granted=3000)
+
+    rig.memory.on_release = next_in_line
+    rig.acknowledge(batch)
+    assert rig.taken() == 1000
+    assert rounds == [0, 1000]
+
+
+class Fragile(bytes):
+    """A value whose length can be asked for only so many times."""
+
+    answers = 0
+
+    def __len__(self) -> int:
+        self.answers -= 1
+        if self.answers < 0:
+            raise BufferError("the value is gone")
+        return super().__len__()
+
+
+@pytest.mark.parametrize("granted", [0, 1000])
+def test_a_value_that_cannot_be_read_leaves_nothing_behind(granted: int) -> None:
+    """An empty batch could never be sent: it would stop its partition for good."""
+    rig = Rig(linger=0.0)
+    value = Fragile(b"v")
+    value.answers = 1  # one for the size of the batch, none for the record
+    if granted:
+        assert rig.memory.try_reserve(granted)
+    with pytest.raises(BufferError):
+        rig.try_append(value, granted=granted)
+    # What was granted belongs to the pool's ticket again.
+    assert rig.taken() == granted
+    assert not rig.accumulator.incomplete
+    delivery = rig.append()
+    rig.acknowledge(rig.drain_one())
+    assert delivery.done()
+
+
+# -- compression ---------------------------------------------------------------------------
+
+
+def test_small_batches_are_compressed_when_they_are_drained() -> None:
+    rig = Rig(codec=codec("lz4"), linger=0.0)
+    rig.append(bytes(500))
+    batch = rig.drain_one()
+    assert batch.payload is not None
+    assert values(batch) == [bytes(500)]
+    assert rig.accumulator.estimator.estimate("orders", 3) == pytest.approx(0.995)
+    assert rig.accumulator.to_compress == []
+
+
+def test_large_batches_are_compressed_elsewhere_and_then_leave() -> None:
+    rig = Rig([1, 1], codec=codec("lz4"), linger=0.0, compress_inline_bytes=300)
+    rig.append(bytes(500), partition=0)
+    rig.append(bytes(10), partition=1)
+    assert partitions(rig.drain()) == [1]
+    [batch] = rig.accumulator.to_compress
+    assert batch.compressing
+    rig.append(bytes(500), partition=0)
+    assert rig.ready() == set(), "those behind it wait"
+    assert batch.codec is not None
+    rig.accumulator.news = False
+    payload = batch.codec.compress(batch.uncompressed())
+    rig.accumulator.compressed(batch, payload, rig.now)
+    assert rig.accumulator.news
+    assert rig.drain() == [batch]
+    assert not batch.compressing
+    assert values(batch) == [bytes(500)]
+
+
+def test_a_batch_that_ends_while_it_is_compressed_keeps_its_bytes_until_then() -> None:
+    rig = Rig(codec=codec("lz4"), linger=0.0, compress_inline_bytes=300, delivery_timeout=2.0)
+    delivery = rig.append(bytes(500))
+    assert rig.drain() == []
+    [batch] = rig.accumulator.to_compress
+    records = batch.uncompressed()
+    rig.now += 2.0
+    assert rig.accumulator.expire(rig.now) == [batch]
+    assert rig.taken() == 0
+    assert batch.buffer is not None
+    rig.accumulator.compressed(batch, codec("lz4").compress(records), rig.now)
+    assert batch.buffer is None
+    assert not batch.compressing
+    assert delivery.exception() is not None
+    assert rig.ready() == set()
+
+
+def test_the_estimate_is_taken_when_a_batch_begins() -> None:
+    rig = Rig(codec=codec("lz4"), linger=0.0)
+    rig.accumulator.estimator.observe("orders", 3, 0.5)
+    rig.append()
+    rig.accumulator.estimator.observe("orders", 3, 0.5)
+    rig.append()
+    assert rig.queue().batches[0].ratio == pytest.approx(0.995)
+
+
+# -- splitting -----------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_too_large_goes_again_in_parts() -> None:
+    """RA-20, RA-21: the users' deliveries live on; parts take no memory of the pool."""
+    rig = Rig(batch_size=1024, linger=0.0)
+    deliveries = [rig.append(bytes(400)) for _ in range(2)]
+    calls: list[int] = []
+    for delivery in deliveries:
+        delivery.add_done_callback(lambda d: calls.append(d.result().offset))
+    batch = rig.drain_one()
+    rig.append()
+    rig.accumulator.landed(batch)
+    rig.accumulator.split(batch, rig.now)
+    whole = rig.drain_one()
+    assert rig.taken() == 1024, "of the record behind it"
+    rig.accumulator.landed(whole)
+    parts = rig.accumulator.split(whole, rig.now)
+    assert calls == []
+    assert [part.created_at for part in parts] == [1000.0, 1000.0]
+    assert list(rig.accumulator.incomplete)[:2] == parts
+    assert list(rig.queue().batches)[:2] == parts
+    drained = [rig.drain_one(), rig.drain_one()]
+    assert drained == parts
+    rig.acknowledge(drained[0], 50)
+    rig.acknowledge(drained[1], 40)
+    assert calls == [50, 40]
+    assert rig.taken() == 1024
+
+
+def test_a_split_makes_the_estimate_careful_again() -> None:
+    """Spec 2.8."""
+    rig = Rig(codec=codec("lz4"), linger=0.0)
+    for _ in range(100):
+        rig.accumulator.estimator.observe("orders", 3, 0.1)
+    assert rig.accumulator.estimator.estimate("orders", 3) < 0.6
+    rig.append(bytes(100))
+    rig.append(bytes(100))
+    batch = rig.drain_one()
+    rig.accumulator.landed(batch)
+    rig.accumulator.split(batch, rig.now)
+    assert rig.accumulator.estimator.estimate("orders", 3) == 1.0
+
+
+def test_parts_expire_with_the_age_of_their_batch() -> None:
+    """Spec 3.9, SN-14."""
+    rig = Rig(linger=0.0, delivery_timeout=2.0)
+    deliveries = [rig.append(), rig.append()]
+    batch = rig.drain_one()
+    rig.now += 1.0
+    rig.accumulator.landed(batch)
+    rig.accumulator.split(batch, rig.now)
+    rig.append()
+    rig.now += 1.0
+    expired = rig.accumulator.expire(rig.now)
+    assert sum(part.count for part in expired) == 2
+    assert all(isinstance(d.exception(), DeliveryTimeout) for d in deliveries)
+    assert len(rig.accumulator.incomplete) == 1
+    assert rig.taken() == 1000
+
+
+# -- flush, close and abort ----------------------------------------------------------------
+
+
+def test_during_a_flush_nothing_lingers() -> None:
+    """RA-12, RA-32: the fence is passed when the last of its batches has its end."""
+    rig = Rig([1, 1, 2], linger=50.0)
+    deliveries = [rig.append(partition=n) for n in range(3)]
+    passed: list[bool] = []
+    fence = Fence(lambda: passed.append(all(d.done() for d in deliveries)))
+    rig.accumulator.begin_flush(fence, rig.now)
+    assert rig.ready() == {1, 2}
+    rig.append(partition=0)
+    drained = rig.drain(1) + rig.drain(2)
+    assert len(drained) == 3
+    later = rig.append(partition=1)
+    assert rig.ready() == {1}, "what comes during the flush leaves as well"
+    rig.acknowledge(drained[0])
+    rig.retry(drained[1])
+    rig.fail(drained[2])
+    assert passed == []
+    rig.now += 0.1
+    again = rig.drain()
+    rig.acknowledge(next(batch for batch in again if batch is drained[1]))
+    assert passed == [True]
+    assert not later.done()
+    rig.accumulator.end_flush()
+    assert rig.accumulator.flushing == 0
+    assert deliveries[2].exception() is not None
+
+
+def test_a_flush_that_is_given_up_lets_records_linger_again() -> None:
+    """RA-13."""
+    rig = Rig([1], linger=50.0)
+    rig.append()
+    rig.accumulator.begin_flush(Fence(lambda: None), rig.now)
+    rig.drain_one()
+    rig.accumulator.begin_flush(Fence(lambda: None), rig.now)
+    rig.accumulator.end_flush()
+    assert rig.accumulator.flushing == 1
+    rig.accumulator.end_flush()
+    rig.append()
+    assert rig.ready() == set()
+
+
+def test_a_flush_waits_for_the_parts_of_a_split() -> None:
+    """RA-32."""
+    rig = Rig(linger=0.0)
+    rig.append()
+    rig.append()
+    passed: list[bool] = []
+    rig.accumulator.begin_flush(Fence(lambda: passed.append(True)), rig.now)
+    batch = rig.drain_one()
+    rig.accumulator.landed(batch)
+    rig.accumulator.split(batch, rig.now)
+    [whole] = rig.drain()
+    rig.accumulator.landed(whole)
+    rig.accumulator.split(whole, rig.now)
+    for _ in range(2):
+        assert passed == []
+        rig.acknowledge(rig.drain_one())
+    assert passed == [True]
+
+
+def test_a_flush_of_nothing_has_nothing_to_wait_for() -> None:
+    rig = Rig()
+    fence = Fence(lambda: None)
+    rig.accumulator.begin_flush(fence, rig.now)
+    assert fence.remaining == 0
+
+
+def test_a_flush_respects_the_backoff() -> None:
+    """Spec 3.11."""
+    rig = Rig(linger=0.0)
+    rig.append()
+    rig.retry(rig.drain_one())
+    rig.accumulator.begin_flush(Fence(lambda: None), rig.now)
+    assert rig.ready() == set()
+    rig.now += 0.1
+    assert rig.ready() == {1}
+
+
+def test_closing_lets_everything_leave() -> None:
+    """Spec 3.12."""
+    rig = Rig([1, 2], linger=50.0)
+    rig.append(partition=0)
+    rig.accumulator.close(rig.now)
+    assert rig.ready() == {1}
+    rig.append(partition=1)
+    assert rig.ready() == {1, 2}
+
+
+def test_an_abort_ends_everything_once() -> None:
+    """RA-14, PB-01: drained and undrained ones, each delivery told once."""
+    rig = Rig([1, 2, -1], linger=0.0, delivery_timeout=10.0)
+    deliveries = [rig.append(partition=n % 3) for n in range(6)]
+    deliveries += [rig.append(bytes(2000), partition=2)]
+    calls: Counter[Delivery] = Counter()
+    for delivery in deliveries:
+        delivery.add_done_callback(lambda d: calls.update([d]))
+    [on_wire] = rig.drain(1)
+    cause = ValueError("closed by force")
+    rig.now += 1.0
+    aborted = rig.accumulator.abort("the producer is closed", cause, rig.now)
+    assert len(aborted) == 4
+    assert calls == Counter(deliveries)
+    errors = [delivery.exception() for delivery in deliveries]
+    for error in errors:
+        assert isinstance(error, AbortedError)
+        assert error.__cause__ is cause
+        assert error.elapsed == 1.0
+        assert "the producer is closed" in str(error)
+    assert [e.persisted for e in errors if e is not None] == [
+        "maybe" if n in (0, 3) else "no" for n in range(7)
+    ]
+    assert not rig.accumulator.incomplete
+    assert not rig.accumulator.leaderless
+    assert rig.taken() == 1000
+    rig.accumulator.landed(on_wire)
+    assert rig.taken() == 0
+    assert rig.ready() == set()
+    assert rig.accumulator.abort("again", None, rig.now) == []
+
+
+# -- topics and leaders --------------------------------------------------------------------
+
+
+def test_without_a_leader_a_partition_waits_for_one() -> None:
+    rig = Rig([-1, 1], linger=0.0)
+    rig.append(partition=0)
+    assert rig.ready() == set()
+    assert [queue.partition for queue in rig.accumulator.leaderless] == [0]
+    rig.see([2, 1])
+    assert rig.ready() == {2}
+    assert not rig.accumulator.leaderless
+
+
+def test_a_lingering_partition_without_a_leader_asks_for_none_yet() -> None:
+    rig = Rig([-1], linger=1.0)
+    rig.append()
+    assert not rig.accumulator.leaderless
+    rig.now += 1.0
+    assert rig.ready() == set()
+    assert len(rig.accumulator.leaderless) == 1
+
+
+def test_what_is_ready_moves_with_its_leader() -> None:
+    rig = Rig([1, 1])
+    rig.fill(0, 1)
+    rig.see([2, 1])
+    assert rig.ready() == {1, 2}
+    rig.see([-1, 2])
+    assert rig.ready() == {2}
+    assert partitions(rig.drain(2)) == [1]
+    assert [queue.partition for queue in rig.accumulator.leaderless] == [0]
+
+
+def test_new_partitions_are_used() -> None:
+    rig = Rig([1])
+    rig.see([1, 1, 2])
+    rig.fill(2)
+    assert rig.ready() == {2}
+    assert rig.topic.view.partition_count == 3
+
+
+def test_a_topic_that_vanishes_keeps_what_is_queued_until_it_returns() -> None:
+    """SN-06."""
+    rig = Rig([1, 1], linger=0.0)
+    rig.append(partition=1)
+    rig.accumulator.remove_topic("orders", rig.now)
+    assert not rig.topic.known
+    assert rig.ready() == set()
+    assert len(rig.accumulator.leaderless) == 1
+    state = rig.topic
+    assert rig.see([1, 2]) is state
+    assert state.known
+    assert rig.ready() == {2}
+
+
+def test_an_idle_topic_is_forgotten_unless_its_sequences_are_needed() -> None:
+    rig = Rig([1], linger=0.0)
+    rig.append()
+    rig.acknowledge(rig.drain_one())
+    rig.accumulator.remove_topic("orders", rig.now)
+    assert rig.accumulator.topics == {}
+    rig.accumulator.remove_topic("orders", rig.now)
+    sequences = Sequences()
+    sequences.requested()
+    sequences.assigned(1, 0)
+    numbered = Rig([1], linger=0.0, sequences=sequences)
+    numbered.append()
+    numbered.acknowledge(numbered.drain_one())
+    numbered.accumulator.remove_topic("orders", numbered.now)
+    assert list(numbered.accumulator.topics) == ["orders"]
+    numbered.see([1])
+    numbered.append()
+    assert numbered.drain_one().base_sequence == 1
+
+
+def test_a_record_that_waited_while_its_topic_was_forgotten_is_not_lost() -> None:
+    """Its sender still holds the old state of the topic."""
+    rig = Rig([1, 1, 1], linger=0.0, delivery_timeout=2.0)
+    old = rig.topic
+    rig.accumulator.remove_topic("orders", rig.now)
+    assert rig.accumulator.topics == {}
+    deliveries = [rig.append(partition=2)]
+    assert rig.accumulator.topics["orders"] is old
+    rig.accumulator.expire(rig.now + 2.0)
+    rig.accumulator.remove_topic("orders", rig.now)
+    rig.see([1])
+    rig.topic = old
+    deliveries += [rig.append(partition=2), rig.append(partition=0)]
+    rig.topic = rig.accumulator.topics["orders"]
+    assert rig.topic is not old
+    batch = rig.drain_one()
+    assert partitions([batch]) == [0]
+    rig.acknowledge(batch)
+    rig.accumulator.expire(rig.now + 2.0)
+    assert [d.exception() is None for d in deliveries] == [False, False, True]
+    assert rig.taken() == 0
+
+
+# -- sticky partitions ---------------------------------------------------------------------
+
+
+def test_the_sticky_partition_is_left_only_with_a_full_batch() -> None:
+    """RA-27: and the random source is asked exactly once per choice."""
+    rig = Rig([1, 1, 1], batch_size=1000)
+    large = bytes(1000)
+    chosen = []
+    for value in (b"small", large, large, large, large):
+        delivery = rig.append(value, partition=-1)
+        asked = next(rig.randoms)
+        rig.randoms = count(asked)
+        chosen.append((delivery.partition, asked))
+    assert chosen == [(0, 1), (0, 1), (1, 2), (2, 3), (0, 4)]
+
+
+def test_shorter_queues_are_chosen_more_often() -> None:
+    """RA-28: queues of 1, 7 and 2 batches are chosen 7, 1 and 6 times of 14."""
+    rig = Rig([1, 2, 3])
+    rig.fill(*[1] * 7, 2, 2)
+    assert rig.append(bytes(2000), partition=-1).partition == 0
+    chosen = Counter(rig.append(bytes(2000), partition=-1).partition for _ in range(140))
+    assert chosen == {0: 70, 1: 10, 2: 60}
+
+
+def test_partitions_of_a_broker_that_takes_nothing_are_left_out() -> None:
+    """RA-28: more than the availability timeout between ready and drained."""
+    rig = Rig([1, 2, 3], availability_timeout=0.1)
+    rig.fill(0, 0, 1, 2)
+    for node in (1, 2, 3):
+        rig.accumulator.node_seen(node, 1000.0, drained=True)
+    for node in (2, 3):
+        rig.accumulator.node_seen(node, 1000.2, drained=node == 3)
+    rig.append(bytes(2000), partition=-1)
+    chosen = Counter(rig.append(bytes(2000), partition=-1).partition for _ in range(100))
+    assert set(chosen) == {0, 2}
+
+
+def test_all_partitions_are_tried_before_their_load_counts() -> None:
+    rig = Rig([1, 2, 3])
+    rig.fill(0, 0, 0)
+    chosen = [rig.append(bytes(2000), partition=-1).partition for _ in range(6)]
+    assert chosen == [0, 1, 2] * 2
+
+
+def test_partitions_without_a_leader_are_not_chosen() -> None:
+    rig = Rig([1, 1, -1])
+    rig.fill(*[0] * 3, 1, 2)
+    chosen = Counter(rig.append(bytes(2000), partition=-1).partition for _ in range(60))
+    assert set(chosen) == {0, 1}
+    assert chosen[1] > chosen[0]
+
+
+def test_without_adaptive_partitioning_load_does_not_matter() -> None:
+    rig = Rig([1, 2, 3], adaptive=False)
+    rig.fill(*[0] * 9, 1, 2)
+    chosen = Counter(rig.append(bytes(2000), partition=-1).partition for _ in range(60))
+    assert chosen == {0: 20, 1: 20, 2: 20}
+
+
+# -- adaptive linger -----------------------------------------------------------------------
+
+
+def idle(node: int) -> bool:
+    return True
+
+
+def test_a_lone_record_leaves_after_one_quiet_turn() -> None:
+    rig = Rig(linger=50.0, adaptive_linger=True)
+    rig.append()
+    assert rig.accumulator.settle(rig.now, idle), "it has just come"
+    assert rig.ready() == set()
+    assert not rig.accumulator.settle(rig.now, idle)
+    assert rig.ready() == {1}
+
+
+def test_a_burst_leaves_when_it_is_over() -> None:
+    rig = Rig(linger=50.0, adaptive_linger=True)
+    for _ in range(3):
+        rig.append()
+        assert rig.accumulator.settle(rig.now, idle)
+        assert rig.ready() == set()
+    assert not rig.accumulator.settle(rig.now, idle)
+    assert rig.drain_one().count == 3
+
+
+def test_where_the_broker_is_busy_records_linger() -> None:
+    rig = Rig(linger=0.5, adaptive_linger=True)
+    rig.append()
+    rig.accumulator.settle(rig.now, lambda _: False)
+    assert not rig.accumulator.settle(rig.now, lambda _: False)
+    assert rig.ready() == set()
+    rig.now += 0.5
+    assert rig.ready() == {1}
+
+
+def test_what_has_left_or_cannot_leave_is_not_settled() -> None:
+    rig = Rig([1, -1], linger=50.0, adaptive_linger=True)
+    rig.fill(0)
+    rig.append(partition=1)
+    assert not rig.accumulator.settle(rig.now, idle)
+    assert rig.queue(1).open is not None
+
+
+def test_without_adaptive_linger_nothing_is_fresh() -> None:
+    rig = Rig(linger=50.0)
+    rig.append()
+    assert rig.accumulator.fresh == []
+
+
+# -- what it costs -------------------------------------------------------------------------
+
+
+class CountingPool(Pool):
+    """Counts how often it is asked whether somebody waits: once per look at a lone batch."""
+
+    looks = 0
+
+    @property
+    def waiting(self) -> int:
+        self.looks += 1
+        return 0
+
+    @waiting.setter
+    def waiting(self, value: int) -> None:
+        pass
+
+
+class CountingSequences(Sequences):
+    looks = 0
+
+    def may_drain(self, *arguments: Any) -> bool:
+        self.looks += 1
+        return super().may_drain(*arguments)
+
+
+def lively(partition_count: int) -> tuple[Rig, CountingPool, CountingSequences]:
+    """A producer that has used all of its partitions. Now all but one are idle."""
+    pool, sequences = CountingPool(), CountingSequences()
+    sequences.requested()
+    sequences.assigned(1, 0)
+    rig = Rig([1] * partition_count, memory=pool, sequences=sequences, linger=0.01)
+    for partition in range(partition_count):
+        rig.append(partition=partition)
+    rig.now += 0.01
+    for batch in rig.drain():
+        rig.acknowledge(batch)
+    rig.accumulator.give_back()
+    assert all(queue is not None for queue in rig.topic.queues)
+    return rig, pool, sequences
+
+
+def a_round(rig: Rig) -> None:
+    """Everything that happens to a record on its way, and what is asked meanwhile."""
+    rig.append(partition=3)
+    rig.accumulator.next_deadline()
+    rig.now += 0.01
+    rig.accumulator.expire(rig.now)
+    batch = rig.drain_one()
+    rig.retry(batch)
+    rig.accumulator.begin_flush(Fence(lambda: None), rig.now)
+    rig.accumulator.next_deadline()
+    rig.now += 0.2
+    rig.acknowledge(rig.drain_one())
+    rig.accumulator.end_flush()
+    rig.accumulator.give_back()
+    rig.drain()
+
+
+def test_looks_do_not_depend_on_the_number_of_partitions() -> None:
+    looks = []
+    for partition_count in (10, 10_000):
+        rig, pool, sequences = lively(partition_count)
+        pool.looks = sequences.looks = 0
+        for _ in range(5):
+            a_round(rig)
+        looks.append((pool.looks, sequences.looks))
+    assert looks[0] == looks[1]
+    assert 0 < sum(looks[0]) < 100
+
+
+@pytest.mark.skipif(COMPILED, reason="compiled code has no lines to count")
+def test_lines_do_not_depend_on_the_number_of_partitions() -> None:
+    lines = []
+    for partition_count in (10, 10_000):
+        rig, _, _ = lively(partition_count)
+        # What the first records left in the heap is cleared away once, not in each round.
+        a_round(rig)
+        lines.append(lines_of(lambda rig=rig: a_round(rig)))  # type: ignore[misc]
+    assert lines[0] == lines[1]
+    assert lines[0] > 50
+
+
+def lines_of(work: Callable[[], None]) -> int:
+    """How many lines of the accumulator `work` runs through."""
+    executed = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal executed
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        if event == "line":
+            executed += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return executed
+
+
+def test_batches_that_fill_before_a_long_linger_time_leave_nothing_behind() -> None:
+    rig = Rig([1, 1], linger=3600.0)
+    rig.append(partition=1)
+    for _ in range(2000):
+        rig.fill(0)
+        rig.acknowledge(rig.drain_one())
+        rig.now += 0.001
+    timers = [r for r in gc.get_referrers(rig.queue(0)) if type(r) is tuple]
+    assert len(timers) < 200
+    assert rig.accumulator.next_deadline() <= 1000.0 + 3600.0
+    rig.now = 1000.0 + 3600.0
+    assert rig.ready() == {1}, "the timer of the other partition is still there"
+    assert partitions(rig.drain()) == [1]
+
+
+class CountingView(TopicMetadata):
+    """Metadata that counts how often all of its partitions are gone through."""
+
+    reads = 0
+
+    def __init__(self, leaders: Sequence[int]) -> None:
+        self._rows = tuple(PartitionMetadata(n, leader, 0) for n, leader in enumerate(leaders))
+        super().__init__("orders", self._rows)
+
+    @property
+    def partitions(self) -> Any:
+        class Rows(tuple[PartitionMetadata, ...]):
+            def __iter__(rows) -> Iterator[PartitionMetadata]:
+                self.reads += 1
+                return super().__iter__()
+
+        return Rows(self._rows)
+
+    @partitions.setter
+    def partitions(self, value: Any) -> None:
+        pass
+
+
+def test_the_load_of_many_partitions_is_counted_rarely() -> None:
+    """KIP-794's statistics are O(partitions): not more than once in 10 us per partition."""
+    rig = Rig([1] * 1000)
+    view = CountingView([1] * 1000)
+    rig.topic = rig.accumulator.update_topic(view, rig.now)
+    for partition in range(1000):
+        rig.append(partition=partition)
+    view.reads = 0
+    for _ in range(1000):
+        rig.append(bytes(2000), partition=-1)
+        rig.now += 0.0001
+    assert 1 <= view.reads <= 11

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import pytest
+
+from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, batch_upper_bound
+from asyncproducer.core.compression import codec
+from asyncproducer.core.metrics import Metrics, Sampled
+
+
+def sealed(
+    records: int,
+    *,
+    size: int = 100,
+    topic: str = "orders",
+    created_at: float = 0.0,
+    compression: str | None = None,
+) -> ProducerBatch:
+    batch = ProducerBatch(
+        topic,
+        0,
+        write_limit=100_000,
+        created_at=created_at,
+        codec=None if compression is None else codec(compression),
+    )
+    for _ in range(records):
+        batch.try_append(0, None, bytes(size), NO_HEADERS)
+    batch.close()
+    if batch.codec is not None:
+        batch.compressed(batch.codec.compress(batch.uncompressed()))
+    batch.seal()
+    return batch
+
+
+# -- one series ----------------------------------------------------------------------------
+
+
+def test_nothing_recorded_is_zero() -> None:
+    series = Sampled()
+    assert (series.rate(5.0), series.average(5.0), series.maximum(5.0)) == (0.0, 0.0, 0.0)
+    assert (series.total, series.count) == (0.0, 0)
+
+
+def test_average_maximum_and_total() -> None:
+    """SN-02: 400, 100, 200 and 300 average to 250 and peak at 400."""
+    series = Sampled()
+    for value in (400, 100, 200, 300):
+        series.add(value, 5.0)
+    assert (series.average(5.0), series.maximum(5.0)) == (250.0, 400.0)
+    assert (series.total, series.count) == (1000.0, 4)
+
+
+def test_a_value_can_stand_for_several_events() -> None:
+    series = Sampled()
+    series.add(90.0, 1.0, count=3)
+    series.add(10.0, 1.0)
+    assert series.average(1.0) == 25.0
+    assert series.count == 4
+
+
+def test_values_leave_with_their_window_and_totals_stay() -> None:
+    series = Sampled(samples=2, window=30.0)
+    series.add(100.0, 10.0)  # window from 0 on
+    series.add(20.0, 40.0)  # window from 30 on
+    assert (series.average(59.0), series.maximum(59.0)) == (60.0, 100.0)
+    assert (series.average(60.0), series.maximum(60.0)) == (20.0, 20.0)
+    assert (series.average(90.0), series.maximum(90.0)) == (0.0, 0.0)
+    assert series.total == 120.0
+
+
+def test_a_window_is_used_again_for_a_later_time() -> None:
+    series = Sampled(samples=2, window=30.0)
+    series.add(100.0, 10.0)
+    series.add(1.0, 70.0)  # the same place in the ring
+    assert (series.average(70.0), series.maximum(70.0)) == (1.0, 1.0)
+
+
+def test_a_rate_counts_at_least_all_windows_but_one() -> None:
+    """Java's Rate: a window that has just begun must not make the rate explode."""
+    series = Sampled(samples=2, window=30.0)
+    series.add(60.0, 60.0)
+    assert series.rate(60.0) == 2.0
+    assert series.rate(61.0) == 2.0
+    assert series.rate(105.0) == pytest.approx(60 / 45)
+    series.add(30.0, 95.0)
+    assert series.rate(100.0) == pytest.approx(90 / 40)
+
+
+def test_any_window_length_works() -> None:
+    series = Sampled(samples=3, window=0.7)
+    for step in range(2000):
+        series.add(1.0, step * 0.01)
+    # Two whole windows and the one that has begun, 100 values a second.
+    assert series.rate(19.99) == pytest.approx(100, rel=0.02)
+    assert series.average(19.99) == 1.0
+    assert series.count == 2000
+
+
+# -- the producer's numbers ----------------------------------------------------------------
+
+
+def test_what_a_drained_batch_counts() -> None:
+    metrics = Metrics(client_id="me")
+    batch = sealed(3, created_at=1.0)
+    metrics.batch_drained(batch, 1.25)
+    numbers = metrics.snapshot(1.25)
+    assert numbers["batch_size_avg"] == numbers["batch_size_max"] == batch.size
+    assert numbers["record_queue_time_avg"] == numbers["record_queue_time_max"] == 250.0
+    assert numbers["record_send_total"] == 3
+    assert numbers["record_send_rate"] == pytest.approx(3 / 30)
+    bound = batch_upper_bound(None, bytes(100), NO_HEADERS)
+    assert numbers["record_size_avg"] == numbers["record_size_max"] == bound
+    assert numbers["compression_rate_avg"] == 1.0
+    assert numbers["record_send_total:topic=orders"] == 3
+    assert numbers["byte_total:topic=orders"] == batch.size
+    assert numbers["compression_rate:topic=orders"] == 1.0
+    assert metrics.client_id == "me"
+
+
+def test_the_compression_rate_is_that_of_the_records_alone() -> None:
+    """Spec 2.7: headers are not compressed and do not count."""
+    metrics = Metrics(client_id="me")
+    batch = sealed(10, compression="lz4")
+    metrics.batch_drained(batch, 1.0)
+    assert batch.payload is not None
+    expected = len(batch.payload) / (batch.size - 61)
+    assert metrics.snapshot(1.0)["compression_rate_avg"] == pytest.approx(expected)
+    assert expected < 0.2
+
+
+def test_requests_are_counted_per_node() -> None:
+    metrics = Metrics(client_id="me")
+    batches = [sealed(3), sealed(4)]
+    for batch in batches:
+        metrics.batch_drained(batch, 2.0)
+    metrics.request_sent(7, batches)
+    metrics.request_sent(8, batches[:1])
+    metrics.request_done(7, 0.2)
+    metrics.request_done(8, 0.4)
+    metrics.request_done(9, None)  # lost, or acks=0: no latency
+    metrics.request_done(10, 0.3)  # answered, though nothing was counted when it was sent
+    numbers = metrics.snapshot(2.0)
+    assert numbers["records_per_request_avg"] == 5.0
+    assert numbers["request_total:node=node-7"] == 1
+    assert numbers["request_rate:node=node-7"] == pytest.approx(1 / 30)
+    assert numbers["request_size_avg:node=node-7"] == sum(b.size for b in batches)
+    assert numbers["outgoing_byte_total:node=node-8"] == batches[0].size
+    assert numbers["response_total:node=node-7"] == 1
+    assert numbers["request_latency_max:node=node-8"] == 400.0
+    assert numbers["request_latency_avg"] == pytest.approx(300.0)
+    assert numbers["request_latency_max"] == 400.0
+    assert "request_total:node=node-9" not in numbers
+    assert numbers["request_latency_avg:node=node-10"] == pytest.approx(300.0)
+
+
+def test_throttling_counts_unthrottled_answers_as_well() -> None:
+    """SN-02."""
+    metrics = Metrics(client_id="me")
+    for throttle in (400, 0, 200, 0):
+        metrics.throttled(throttle)
+    numbers = metrics.snapshot(0.0)
+    assert numbers["produce_throttle_time_avg"] == 150.0
+    assert numbers["produce_throttle_time_max"] == 400.0
+
+
+def test_every_record_ends_in_acknowledged_or_failed() -> None:
+    metrics = Metrics(client_id="me")
+    first, second = sealed(3), sealed(4)
+    metrics.batch_drained(first, 1.0)
+    metrics.batch_acknowledged(first, 2.0)
+    metrics.records_failed("orders", second.count)
+    assert (metrics.acknowledged, metrics.failed) == (3, 4)
+    numbers = metrics.snapshot(2.0)
+    assert numbers["record_error_total"] == numbers["record_error_total:topic=orders"] == 4
+
+
+def test_refused_records_are_errors_but_were_never_buffered() -> None:
+    metrics = Metrics(client_id="me")
+    metrics.record_refused("unknown")
+    numbers = metrics.snapshot(0.0)
+    assert numbers["record_error_total"] == 1
+    assert metrics.failed == 0
+    # A name that no broker has confirmed gets no series of its own.
+    assert not any("unknown" in name for name in numbers)
+
+
+def test_retries_splits_and_flushes() -> None:
+    metrics = Metrics(client_id="me")
+    metrics.records_retried("orders", 5)
+    metrics.batch_drained(sealed(5), 3.0)
+    metrics.records_retried("orders", 5)
+    metrics.batch_split("orders")
+    metrics.flushed(0.25)
+    metrics.flushed(0.5)
+    numbers = metrics.snapshot(3.0)
+    assert numbers["record_retry_total"] == 10
+    assert numbers["record_retry_total:topic=orders"] == 5
+    assert numbers["batch_split_total"] == 1
+    assert numbers["batch_split_rate"] == pytest.approx(1 / 30)
+    assert numbers["flush_time_ns_total"] == 750_000_000
+
+
+def test_topics_are_kept_apart() -> None:
+    metrics = Metrics(client_id="me")
+    metrics.batch_drained(sealed(1), 1.0)
+    metrics.batch_drained(sealed(2, topic="bills"), 1.0)
+    numbers = metrics.snapshot(1.0)
+    assert numbers["record_send_total:topic=orders"] == 1
+    assert numbers["record_send_total:topic=bills"] == 2
+    assert numbers["record_send_total"] == 3

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import pytest
+
+from asyncproducer.core.outcome import (
+    PRODUCE,
+    Action,
+    Decision,
+    decide,
+    produce_table,
+    rule_for,
+)
+from asyncproducer.errors import ErrorCode
+
+E = ErrorCode
+ACK, RETRY, SPLIT, FAIL, FATAL = (
+    Action.ACKNOWLEDGE,
+    Action.RETRY,
+    Action.SPLIT,
+    Action.FAIL,
+    Action.FATAL,
+)
+
+
+def ask(
+    code: int,
+    *,
+    records: int = 5,
+    attempts: int = 0,
+    retries: int = 2**31 - 1,
+    expired: bool = False,
+    idempotent: bool = True,
+) -> Decision:
+    return decide(
+        code,
+        records=records,
+        attempts=attempts,
+        retries=retries,
+        expired=expired,
+        idempotent=idempotent,
+    )
+
+
+#: code, without idempotence, with it, asks for metadata, may be in the log: spec 7.2.
+TABLE = [
+    (E.NONE, ACK, ACK, False, False),
+    (E.UNKNOWN_SERVER_ERROR, FAIL, FAIL, False, True),
+    (E.CORRUPT_MESSAGE, RETRY, RETRY, False, False),
+    (E.UNKNOWN_TOPIC_OR_PARTITION, RETRY, RETRY, True, False),
+    (E.LEADER_NOT_AVAILABLE, RETRY, RETRY, True, False),
+    (E.REPLICA_NOT_AVAILABLE, RETRY, RETRY, True, False),
+    (E.NETWORK_EXCEPTION, RETRY, RETRY, True, True),
+    (E.KAFKA_STORAGE_ERROR, RETRY, RETRY, True, True),
+    (E.LISTENER_NOT_FOUND, RETRY, RETRY, True, False),
+    (E.NOT_LEADER_OR_FOLLOWER, RETRY, RETRY, True, True),
+    (E.FENCED_LEADER_EPOCH, RETRY, RETRY, True, False),
+    (E.UNKNOWN_LEADER_EPOCH, RETRY, RETRY, False, False),
+    (E.REQUEST_TIMED_OUT, RETRY, RETRY, False, True),
+    (E.MESSAGE_TOO_LARGE, SPLIT, SPLIT, False, False),
+    (E.RECORD_LIST_TOO_LARGE, FAIL, FAIL, False, False),
+    (E.INVALID_TOPIC_EXCEPTION, FAIL, FAIL, False, False),
+    (E.NOT_ENOUGH_REPLICAS, RETRY, RETRY, False, False),
+    (E.NOT_ENOUGH_REPLICAS_AFTER_APPEND, RETRY, RETRY, False, True),
+    (E.INVALID_REQUIRED_ACKS, FAIL, FAIL, False, False),
+    (E.TOPIC_AUTHORIZATION_FAILED, FAIL, FAIL, False, False),
+    (E.CLUSTER_AUTHORIZATION_FAILED, FAIL, FATAL, False, False),
+    (E.INVALID_TIMESTAMP, FAIL, FAIL, False, False),
+    (E.INVALID_RECORD, FAIL, FAIL, False, False),
+    (E.POLICY_VIOLATION, FAIL, FAIL, False, False),
+    (E.INVALID_REQUEST, FAIL, FAIL, False, False),
+    (E.UNSUPPORTED_COMPRESSION_TYPE, FAIL, FAIL, False, False),
+    (E.UNSUPPORTED_FOR_MESSAGE_FORMAT, FAIL, FAIL, False, False),
+    (E.UNSUPPORTED_VERSION, FAIL, FATAL, False, False),
+    (E.OUT_OF_ORDER_SEQUENCE_NUMBER, FAIL, RETRY, False, False),
+    (E.DUPLICATE_SEQUENCE_NUMBER, ACK, ACK, False, False),
+    (E.INVALID_PRODUCER_EPOCH, FAIL, FAIL, False, False),
+    (E.INVALID_TXN_STATE, FAIL, FAIL, False, False),
+    (E.INVALID_PRODUCER_ID_MAPPING, FAIL, FATAL, False, False),
+    (E.CONCURRENT_TRANSACTIONS, RETRY, RETRY, False, False),
+    (E.COORDINATOR_LOAD_IN_PROGRESS, RETRY, RETRY, False, False),
+    (E.COORDINATOR_NOT_AVAILABLE, RETRY, RETRY, False, False),
+    (E.NOT_COORDINATOR, RETRY, RETRY, False, False),
+    (E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, FAIL, FATAL, False, False),
+    (E.UNKNOWN_PRODUCER_ID, FAIL, RETRY, False, False),
+    (E.THROTTLING_QUOTA_EXCEEDED, RETRY, RETRY, False, False),
+    (E.PRODUCER_FENCED, FAIL, FATAL, False, False),
+    (E.UNKNOWN_TOPIC_ID, RETRY, RETRY, True, False),
+    (E.INCONSISTENT_TOPIC_ID, RETRY, RETRY, True, False),
+    (E.TRANSACTION_ABORTABLE, FAIL, FAIL, False, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "plain", "idempotent", "refresh", "written"), TABLE, ids=[row[0].name for row in TABLE]
+)
+def test_what_a_code_asks_for(
+    code: ErrorCode, plain: Action, idempotent: Action, refresh: bool, written: bool
+) -> None:
+    """Spec 7.2; SI-20, SI-21: which codes end the producer, and which only the batch.
+
+    `written` beyond Java: the leader may have appended and then resigned, so the delivery
+    may not be told "no" (DelayedProduce).
+    """
+    without = ask(code, idempotent=False)
+    with_it = ask(code)
+    assert (without.action, with_it.action) == (plain, idempotent)
+    assert without[1:3] == with_it[1:3] == (refresh, written)
+
+
+def test_every_code_of_kafka_has_its_rule() -> None:
+    assert set(PRODUCE) == {int(code) for code in ErrorCode}
+
+
+def test_an_unknown_code_counts_as_unknown_server_error() -> None:
+    """Spec 7.0."""
+    assert rule_for(12345) is rule_for(E.UNKNOWN_SERVER_ERROR)
+    assert ask(12345) == ask(E.UNKNOWN_SERVER_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "retries", "action"),
+    [(0, 1, RETRY), (1, 1, FAIL), (2, 1, FAIL), (0, 0, FAIL), (10**6, 2**31 - 1, RETRY)],
+)
+def test_a_batch_is_put_back_as_often_as_retries_says(
+    attempts: int, retries: int, action: Action
+) -> None:
+    """SN-03."""
+    assert ask(E.NETWORK_EXCEPTION, attempts=attempts, retries=retries).action is action
+
+
+def test_an_expired_batch_is_neither_retried_nor_split() -> None:
+    """SN-11."""
+    assert ask(E.NETWORK_EXCEPTION, expired=True).action is FAIL
+    assert ask(E.MESSAGE_TOO_LARGE, expired=True).action is FAIL
+    assert ask(E.OUT_OF_ORDER_SEQUENCE_NUMBER, expired=True).action is FAIL
+    assert ask(E.NONE, expired=True).action is ACK
+
+
+def test_a_single_record_that_is_too_large_fails() -> None:
+    """Spec 3.9."""
+    assert ask(E.MESSAGE_TOO_LARGE, records=2).action is SPLIT
+    assert ask(E.MESSAGE_TOO_LARGE, records=1).action is FAIL
+
+
+def test_a_split_uses_up_no_retry() -> None:
+    assert ask(E.MESSAGE_TOO_LARGE, attempts=3, retries=3).action is SPLIT
+
+
+@pytest.mark.parametrize(
+    ("code", "sequence"),
+    [
+        (E.OUT_OF_ORDER_SEQUENCE_NUMBER, "out_of_order"),
+        (E.UNKNOWN_PRODUCER_ID, "unknown_producer"),
+        (E.NETWORK_EXCEPTION, ""),
+    ],
+)
+def test_the_sequences_are_looked_at_before_a_retry_only(code: ErrorCode, sequence: str) -> None:
+    """Spec 8.5: with the retries used up, failing the batch is what bumps the epoch."""
+    assert ask(code).sequence == sequence
+    exhausted = ask(code, attempts=1, retries=1)
+    assert (exhausted.action, exhausted.sequence) == (FAIL, "")
+    assert ask(code, idempotent=False).sequence == ""
+
+
+def test_the_table_for_the_documentation_has_a_line_per_code() -> None:
+    lines = produce_table().splitlines()
+    assert len(lines) == 2 + len(ErrorCode)
+    assert "| 0 | NONE | acknowledge |  |  |" in lines
+    assert "| 13 | NETWORK_EXCEPTION | retry | yes | yes |" in lines
+    assert "| 10 | MESSAGE_TOO_LARGE | split |  |  |" in lines
+    assert produce_table().endswith("|\n")
