@@ -257,7 +257,9 @@ class JvmNodes:
         features: Mapping[str, int],
         jvm_options: Sequence[str] = (),
     ) -> None:
+        # Before anything is left to clean up: both may be missing here.
         java = find_java(os.environ)
+        jars = kafka_jars(version)
         self._directory = Path(tempfile.mkdtemp(prefix="asyncproducer-kafka-"))
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._command = [
@@ -273,7 +275,7 @@ class JvmNodes:
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             *jvm_options,
             "-cp",
-            os.pathsep.join(map(str, kafka_jars(version))),
+            os.pathsep.join(map(str, jars)),
         ]
         ports = free_ports(2 * count)
         self.addresses = {n: ("127.0.0.1", ports[n - 1]) for n in range(1, count + 1)}

@@ -1,20 +1,26 @@
-"""Real brokers: one node for most tests, three for those that break one.
+"""Real brokers: one node for most tests, three for those that break one. And readers.
 
 A cluster starts with the first test that asks for it and lasts for the whole run, so a test works
 on topics of its own and leaves all nodes running.
+
+What is in a log is told by aiokafka and by librdkafka, which know nothing of our code.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
+import aiokafka
+import confluent_kafka
 import pytest
 
-from asyncproducer.testing.kafka import KafkaCluster
+from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable
 
 
 class FreshTopic(Protocol):
@@ -36,17 +42,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.kafka)
 
 
+def started(cluster: KafkaCluster) -> Iterator[KafkaCluster]:
+    try:
+        cluster.start()
+    except KafkaUnavailable as error:
+        pytest.fail(str(error), pytrace=False)  # what is missing here, and not where we noticed it
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaCluster]:
     """One node; it may be somebody's running cluster (KAFKA_BOOTSTRAP_SERVERS)."""
-    with KafkaCluster() as cluster:
-        yield cluster
+    yield from started(KafkaCluster())
 
 
 @pytest.fixture(scope="session")
 def _three_nodes() -> Iterator[KafkaCluster]:
-    with KafkaCluster(3, own=True) as cluster:
-        yield cluster
+    yield from started(KafkaCluster(3, own=True))
 
 
 @pytest.fixture
@@ -76,3 +91,156 @@ def fresh_topic(request: pytest.FixtureRequest) -> FreshTopic:
         return name
 
     return make
+
+
+# -- readers
+
+
+class ReadRecord(NamedTuple):
+    """A record as a consumer sees it."""
+
+    offset: int
+    timestamp: int
+    is_append_time: bool
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+#: The records of a topic by partition, in the order in which they came.
+Log: TypeAlias = dict[int, list[ReadRecord]]
+
+#: Reads a topic from its beginning to its present end.
+Reader: TypeAlias = Callable[[KafkaCluster, str], Awaitable[Log]]
+
+_READ_DEADLINE_S = 60.0
+_FETCH_WAIT_MS = 20  # nothing more will come where the end is reached
+_LOG_APPEND_TIME = 1  # as aiokafka tells a record's timestamp type
+
+
+async def _with_aiokafka(cluster: KafkaCluster, topic: str) -> Log:
+    ends = await asyncio.to_thread(cluster.end_offsets, topic)
+    log: Log = {partition: [] for partition in ends}
+    places = {aiokafka.TopicPartition(topic, p): end for p, end in ends.items() if end}
+    async with (
+        asyncio.timeout(_READ_DEADLINE_S),
+        aiokafka.AIOKafkaConsumer(
+            bootstrap_servers=cluster.bootstrap_servers,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=2**22,
+            fetch_max_wait_ms=_FETCH_WAIT_MS,
+        ) as consumer,
+    ):
+        consumer.assign(list(places))
+        while places:
+            for place, records in (await consumer.getmany(*places, timeout_ms=1000)).items():
+                log[place.partition] += [
+                    ReadRecord(
+                        record.offset,
+                        record.timestamp,
+                        record.timestamp_type == _LOG_APPEND_TIME,
+                        record.key,
+                        record.value,
+                        tuple(record.headers),
+                    )
+                    for record in records
+                ]
+                if log[place.partition][-1].offset >= places[place] - 1:
+                    del places[place]
+    return log
+
+
+def _confluent(servers: str, topic: str, ends: Mapping[int, int]) -> Log:
+    log: Log = {partition: [] for partition in ends}
+    left = {partition for partition, end in ends.items() if end}
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "none",  # must be set; nothing is ever committed
+            "enable.auto.commit": False,
+            "check.crcs": True,
+            "fetch.wait.max.ms": _FETCH_WAIT_MS,
+        }
+    )
+    try:
+        consumer.assign(
+            [
+                confluent_kafka.TopicPartition(topic, p, confluent_kafka.OFFSET_BEGINNING)
+                for p in left
+            ]
+        )
+        deadline = time.monotonic() + _READ_DEADLINE_S
+        while left:
+            assert time.monotonic() < deadline, f"partitions {left} could not be read to their end"
+            for message in consumer.consume(1000, timeout=0.05):
+                if message.error() is not None:
+                    raise confluent_kafka.KafkaException(message.error())
+                kind, timestamp = message.timestamp()
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+                log[partition].append(
+                    ReadRecord(
+                        offset,
+                        timestamp,
+                        kind == confluent_kafka.TIMESTAMP_LOG_APPEND_TIME,
+                        message.key(),
+                        message.value(),
+                        tuple(headers),
+                    )
+                )
+                if offset >= ends[partition] - 1:
+                    left.discard(partition)
+    finally:
+        consumer.close()
+    return log
+
+
+async def _with_confluent(cluster: KafkaCluster, topic: str) -> Log:
+    ends = await asyncio.to_thread(cluster.end_offsets, topic)
+    return await asyncio.to_thread(_confluent, cluster.bootstrap_servers, topic, ends)
+
+
+@pytest.fixture
+def read_quickly() -> Reader:
+    """One reader, in C, for many records."""
+    return _with_confluent
+
+
+@pytest.fixture
+def read_log() -> Reader:
+    """Both readers, which must have seen the same."""
+
+    async def read(cluster: KafkaCluster, topic: str) -> Log:
+        log = await _with_aiokafka(cluster, topic)
+        assert log == await _with_confluent(cluster, topic)
+        return log
+
+    return read
+
+
+# -- waiting
+
+
+async def _until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """`condition` asks a cluster, which blocks: it is called in a thread.
+
+    Asking again is no busy loop, since each question takes its time.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while not await asyncio.to_thread(condition):
+        assert loop.time() < deadline, f"it did not become true in {timeout_s} s"
+
+
+class Until(Protocol):
+    """Waits, in a coroutine, until a blocking question is answered with yes."""
+
+    async def __call__(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None: ...
+
+
+@pytest.fixture
+def until() -> Until:
+    return _until

@@ -41,19 +41,19 @@ async def test_exception_comes_back() -> None:
 
 async def test_cancelling_ends_the_wait_and_not_the_work() -> None:
     """A producer that closes has no time to wait for a compression."""
-    go_on = threading.Event()
-    ended = threading.Event()
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> None:
+        started.set()
         go_on.wait(10)
         ended.set()
 
     task = asyncio.create_task(in_thread(slow))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    assert await asyncio.to_thread(started.wait, 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert not ended.is_set()
     go_on.set()
     assert await asyncio.to_thread(ended.wait, 10)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncproducer.testing import kafka_nodes
 from asyncproducer.testing.kafka import KafkaCluster, KafkaSource, KafkaUnavailable, choose_source
 from asyncproducer.testing.kafka_nodes import (
     Java,
@@ -228,6 +229,20 @@ def test_feature_levels_are_refused_by_docker() -> None:
     cluster = KafkaCluster(features={"transaction.version": 1}, source=KafkaSource.DOCKER)
     with pytest.raises(KafkaUnavailable, match="feature levels need local JVMs"):
         cluster.start()
+
+
+def test_without_jars_nothing_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_jars(version: str) -> list[Path]:
+        raise KafkaUnavailable(f"cannot get {version}")
+
+    monkeypatch.setattr(kafka_nodes, "find_java", lambda environ: Java("java", 25))
+    monkeypatch.setattr(kafka_nodes, "kafka_jars", no_jars)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(KafkaUnavailable, match=r"cannot get 4\.3\.1"):
+        KafkaCluster(source=KafkaSource.JVM).start()
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- the watching process

@@ -1,0 +1,709 @@
+"""What a producer promises beside delivering bytes, with brokers that are in the way of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+from kio.schema.alter_client_quotas.v1.request import (
+    AlterClientQuotasRequest,
+    EntityData,
+    EntryData,
+    OpData,
+)
+from kio.schema.alter_client_quotas.v1.response import AlterClientQuotasResponse
+from kio.static.primitive import f64
+
+from asyncproducer import (
+    AbortedError,
+    BrokerError,
+    BrokerRejected,
+    BufferTimeout,
+    ConnectionFailed,
+    Delivery,
+    DeliveryError,
+    DeliveryTimeout,
+    ErrorCode,
+    InvalidTopic,
+    MetadataTimeout,
+    Producer,
+    ProducerClosed,
+    RecordTooLarge,
+)
+from asyncproducer.core.batch import batch_upper_bound
+from asyncproducer.testing import EmbeddedCluster
+from asyncproducer.testing.batches import split_batches
+from asyncproducer.testing.kafka import KafkaCluster
+from asyncproducer.testing.kafka_nodes import free_ports
+from asyncproducer.testing.raw_client import RawClient
+
+if TYPE_CHECKING:
+    from tests.kafka.conftest import FreshTopic, Log, Reader
+
+BytesProducer = Producer[Any, Any]
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def values(log: Log) -> list[bytes | None]:
+    """Of all partitions, one after the other."""
+    return [record.value for records in log.values() for record in records]
+
+
+def numbered(count: int, size: int = 0) -> list[bytes]:
+    return [(b"%06d" % n).ljust(size, b".") for n in range(count)]
+
+
+async def administrate(kafka: KafkaCluster, ask: Callable[[AdminClient], Any]) -> None:
+    """`ask` returns futures by topic, which are waited for."""
+
+    def work() -> None:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        for future in ask(admin).values():
+            future.result(30)
+
+    await asyncio.to_thread(work)
+
+
+async def errors_of(deliveries: Sequence[Delivery]) -> list[DeliveryError | None]:
+    found: list[DeliveryError | None] = []
+    for delivery in deliveries:
+        try:
+            await delivery
+        except DeliveryError as error:
+            found.append(error)
+        else:
+            found.append(None)
+    return found
+
+
+# -- topics and partitions
+
+
+async def test_a_topic_is_created_by_the_first_send(kafka: KafkaCluster, read_log: Reader) -> None:
+    """IT-03"""
+    topic = f"created-by-the-first-send-{now_ms()}"
+    async with BytesProducer(kafka.bootstrap_servers) as producer:
+        async with asyncio.TaskGroup() as group:
+            sends = [
+                group.create_task(producer.send(topic, value, partition=0))
+                for value in numbered(10)
+            ]
+        assert [send.result().offset for send in sends] == list(range(10))
+    assert values(await read_log(kafka, topic)) == numbered(10)
+
+
+async def test_a_partition_that_does_not_exist_is_waited_for(
+    kafka: KafkaCluster, fresh_topic: FreshTopic
+) -> None:
+    """IT-03"""
+    topic = fresh_topic(2)
+    async with BytesProducer(kafka.bootstrap_servers, max_block_ms=400) as producer:
+        await producer.warm_up(topic)
+        began = time.monotonic()
+        with pytest.raises(MetadataTimeout, match="the topic has 2 partitions"):
+            await producer.send(topic, b"v", partition=2)
+        assert 0.39 <= time.monotonic() - began < 5
+        # Nobody else has to wait.
+        assert (await producer.send(topic, b"v", partition=1)).offset == 0
+
+
+async def test_new_partitions_are_found_by_whoever_waits_for_them(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-03"""
+    topic = fresh_topic(1)
+    async with BytesProducer(kafka.bootstrap_servers) as producer:
+        await producer.send(topic, b"first", partition=0)
+        waiting = asyncio.create_task(producer.send(topic, b"second", partition=3))
+        await administrate(kafka, lambda a: a.create_partitions([NewPartitions(topic, 4)]))
+        assert (await waiting).partition == 3
+        assert len(await producer.partitions_for(topic)) == 4
+    log = await read_log(kafka, topic)
+    assert {p: [r.value for r in records] for p, records in log.items()} == {
+        0: [b"first"],
+        1: [],
+        2: [],
+        3: [b"second"],
+    }
+
+
+async def test_internal_topics_are_not_written_to(kafka: KafkaCluster) -> None:
+    """IT-09"""
+    async with BytesProducer(kafka.bootstrap_servers) as producer:
+        with pytest.raises((InvalidTopic, BrokerRejected)) as caught:
+            await producer.send("__consumer_offsets", b"v", key=b"k")
+        assert caught.value.code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert isinstance(caught.value, BrokerRejected)
+        assert caught.value.persisted == "no"
+
+
+async def test_a_name_that_no_broker_takes_is_refused(kafka: KafkaCluster) -> None:
+    async with BytesProducer(kafka.bootstrap_servers) as producer:
+        with pytest.raises(InvalidTopic):
+            await producer.send("no spaces", b"v")
+
+
+async def test_a_topic_that_is_deleted_while_sending(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-11: it comes back, since brokers create topics; every record has its end."""
+    topic = fresh_topic(2)
+    deliveries: list[Delivery] = []
+    async with BytesProducer(
+        kafka.bootstrap_servers, linger_ms=1, request_timeout_ms=2000, delivery_timeout_ms=10_000
+    ) as producer:
+        old_id = await topic_id(kafka, topic)
+        deleted = asyncio.create_task(administrate(kafka, lambda a: a.delete_topics([topic])))
+        deadline = time.monotonic() + 20
+
+        async def send(count: int) -> None:
+            for _ in range(count):
+                value = b"%06d" % len(deliveries)
+                deliveries.append(await producer.enqueue(topic, value, partition=0))
+
+        while await topic_id(kafka, topic) in (old_id, None):
+            await send(50)
+            assert time.monotonic() < deadline
+        await deleted
+        await send(50)
+        await producer.flush(timeout=20)
+        errors = await errors_of(deliveries)
+    assert errors[-1] is None
+    assert all(isinstance(error, DeliveryTimeout) for error in errors if error is not None)
+    log = await read_log(kafka, topic)
+    # The log is that of the new topic: the last ones, each once and in order.
+    offsets = [
+        None if errors[n] else delivery.result().offset for n, delivery in enumerate(deliveries)
+    ]
+    found = [int(record.value or b"") for record in log[0]]
+    assert found == sorted(set(found))
+    assert found[-1] == len(deliveries) - 1
+    assert [offsets[n] for n in found if offsets[n] is not None] == [
+        record.offset for record in log[0] if offsets[int(record.value or b"")] is not None
+    ]
+
+
+async def topic_id(kafka: KafkaCluster, topic: str) -> Any:
+    async with await RawClient.connect(kafka.bootstrap_servers.split(",")[0]) as client:
+        response = await client.request(
+            "metadata",
+            12,
+            topics=[{"name": topic, "topic_id": None}],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+        )
+    return response.topics[0].topic_id
+
+
+# -- timestamps
+
+
+async def test_only_the_record_with_a_bad_timestamp_is_named(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-04: those that share its batch are refused with it; what comes later is not."""
+    bounds = {f"message.timestamp.{side}.max.ms": "60000" for side in ("before", "after")}
+    topic = fresh_topic(1, configs=bounds)
+    async with BytesProducer(
+        kafka.bootstrap_servers, linger_ms=10_000, adaptive_linger=False
+    ) as producer:
+        deliveries = [
+            await producer.enqueue(topic, b"%d" % offset, timestamp=now_ms() + offset)
+            for offset in (0, -90_000, 10)
+        ]
+        await producer.flush()
+        errors = await errors_of(deliveries)
+        assert [type(error) for error in errors] == [BrokerRejected] * 3
+        for error in errors:
+            assert isinstance(error, BrokerRejected)
+            assert (error.code, error.persisted) == (ErrorCode.INVALID_TIMESTAMP, "no")
+        assert [getattr(error, "record_index", None) for error in errors] == [None, 1, None]
+        assert "Timestamp" in str(errors[1])
+        assert "another record" in str(errors[0])
+
+        deliveries = [
+            await producer.enqueue(topic, b"%d" % offset, timestamp=now_ms() + offset)
+            for offset in (-55_000, 0, 55_000)
+        ]
+        await producer.flush()
+        assert await errors_of(deliveries) == [None] * 3
+    assert values(await read_log(kafka, topic)) == [b"-55000", b"0", b"55000"]
+
+
+async def test_a_bad_timestamp_alone_in_its_batch_disturbs_nobody(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-04"""
+    topic = fresh_topic(1, configs={"message.timestamp.after.max.ms": "60000"})
+    async with BytesProducer(kafka.bootstrap_servers, batch_size=0) as producer:
+        deliveries = [
+            await producer.enqueue(
+                topic, value, timestamp=now_ms() + (90_000 if n % 10 == 5 else 0)
+            )
+            for n, value in enumerate(numbered(100))
+        ]
+        errors = await errors_of(deliveries)
+    assert [n for n, error in enumerate(errors) if error] == list(range(5, 100, 10))
+    expected = [value for n, value in enumerate(numbered(100)) if n % 10 != 5]
+    assert values(await read_log(kafka, topic)) == expected
+
+
+# -- sizes
+
+
+async def test_a_record_of_max_request_size_and_one_byte_more(
+    kafka: KafkaCluster, fresh_topic: FreshTopic
+) -> None:
+    """IT-05"""
+    topic = fresh_topic()
+    async with BytesProducer(kafka.bootstrap_servers, max_request_size=20_000) as producer:
+        size = 20_000 - batch_upper_bound(None, bytes(19_000), b"\0") + 19_000
+        assert (await producer.send(topic, bytes(size))).serialized_value_size == size
+        with pytest.raises(RecordTooLarge, match="max_request_size=20000"):
+            await producer.send(topic, bytes(size + 1))
+    assert kafka.end_offsets(topic) == {0: 1}
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    "options", [{}, {"enable_idempotence": False}], ids=["idempotent", "plain"]
+)
+async def test_a_batch_that_is_too_large_for_the_broker_is_split(
+    kafka: KafkaCluster,
+    fresh_topic: FreshTopic,
+    read_log: Reader,
+    codec: str,
+    options: dict[str, Any],
+) -> None:
+    topic = fresh_topic(1, configs={"max.message.bytes": "1000"})
+    randbytes = random.Random(1).randbytes
+    sent = [value + randbytes(100) for value in numbered(300)]
+    async with BytesProducer(
+        kafka.bootstrap_servers,
+        compression_type=codec,
+        linger_ms=50,
+        # Without sequences, what fails is put in front of what is under way.
+        max_in_flight_requests_per_connection=5 if not options else 1,
+        **options,
+    ) as producer:
+        deliveries = [await producer.enqueue(topic, value) for value in sent]
+        places = [await delivery for delivery in deliveries]
+        metrics = producer.metrics()
+    assert [place.offset for place in places] == list(range(300))
+    assert values(await read_log(kafka, topic)) == sent
+    assert metrics["batch_split_total"] > 3
+    assert metrics["record_error_total"] == 0
+    assert metrics["buffer_available_bytes"] == metrics["buffer_total_bytes"]
+
+
+@pytest.mark.parametrize("acks", ["all", 1])
+async def test_a_single_record_that_is_too_large_for_the_broker_is_rejected(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader, acks: Any
+) -> None:
+    """IT-08"""
+    topic = fresh_topic(1, configs={"max.message.bytes": "1000"})
+    async with BytesProducer(kafka.bootstrap_servers, acks=acks, linger_ms=20) as producer:
+        small, large, behind = [
+            await producer.enqueue(topic, bytes(size)) for size in (500, 1500, 501)
+        ]
+        errors = await errors_of([small, large, behind])
+        assert errors[0] is errors[2] is None
+        error = errors[1]
+        assert isinstance(error, BrokerRejected)
+        assert (error.code, error.persisted) == (ErrorCode.MESSAGE_TOO_LARGE, "no")
+        assert (error.topic, error.partition) == (topic, 0)
+        assert isinstance(error.__cause__, BrokerError)
+    assert [len(value or b"") for value in values(await read_log(kafka, topic))] == [500, 501]
+
+
+async def test_without_acks_nobody_hears_of_a_record_that_is_too_large(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-08: the broker closes the connection, which is all that it can do."""
+    topic = fresh_topic(1, configs={"max.message.bytes": "1000"})
+    async with BytesProducer(kafka.bootstrap_servers, acks=0) as producer:
+        assert (await producer.send(topic, bytes(1500))).offset == -1
+        # What is sent before the connection is found closed is lost, as it may be.
+        for _ in range(1000):
+            assert (await producer.send(topic, b"small")).offset == -1
+            if (await asyncio.to_thread(kafka.end_offsets, topic))[0]:
+                break
+    assert b"small" in values(await read_log(kafka, topic))
+
+
+async def test_a_record_may_be_too_large_for_a_fetch_of_the_followers(
+    kafka3: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-08: replica.fetch.max.bytes bounds a fetch, not a record."""
+    topic = fresh_topic(1, cluster=kafka3, configs={"max.message.bytes": "4000000"})
+    async with BytesProducer(kafka3.bootstrap_servers, max_request_size=4_000_000) as producer:
+        value = random.Random(2).randbytes(3_000_000)
+        assert (await producer.send(topic, value)).offset == 0
+    assert values(await read_log(kafka3, topic)) == [value]
+
+
+# -- waiting, and not waiting
+
+
+async def test_with_max_block_0_nobody_waits(kafka: KafkaCluster, fresh_topic: FreshTopic) -> None:
+    """IT-06: the first send fails but asks for the topic; later ones succeed, given room."""
+    topic = fresh_topic()
+    async with BytesProducer(
+        kafka.bootstrap_servers,
+        max_block_ms=0,
+        buffer_memory=32_768,
+        linger_ms=60_000,
+        adaptive_linger=False,
+    ) as producer:
+        began = time.monotonic()
+        with pytest.raises(MetadataTimeout):
+            await producer.send(topic, b"v")
+        assert time.monotonic() - began < 0.1
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    first = await producer.enqueue(topic, bytes(20_000))
+                except MetadataTimeout:
+                    await asyncio.sleep(0)
+                else:
+                    break
+        began = time.monotonic()
+        with pytest.raises(BufferTimeout):
+            _ = await producer.enqueue(topic, bytes(20_000))
+        assert time.monotonic() - began < 0.1
+        assert (await first).offset == 0
+        second = await producer.enqueue(topic, bytes(20_000))
+        await producer.flush()
+        assert (await second).offset == 1
+
+
+# -- flush and close
+
+
+async def test_flush_sends_what_lingers(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-07"""
+    topic = fresh_topic(3)
+    async with BytesProducer(
+        kafka.bootstrap_servers, linger_ms=60_000, adaptive_linger=False
+    ) as producer:
+        for round_ in range(3):
+            deliveries = [await producer.enqueue(topic, value) for value in numbered(2000)]
+            assert not deliveries[-1].done()
+            await producer.flush()
+            assert all(delivery.done() for delivery in deliveries)
+            assert sum(kafka.end_offsets(topic).values()) == 2000 * (round_ + 1)
+    assert len(values(await read_log(kafka, topic))) == 6000
+
+
+async def test_close_delivers_everything(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-07"""
+    topic = fresh_topic(3)
+    producer = BytesProducer(
+        kafka.bootstrap_servers,
+        linger_ms=60_000,
+        adaptive_linger=False,
+        compression_type="lz4",
+    )
+    await producer.start()
+    deliveries = [await producer.enqueue(topic, value) for value in numbered(5000)]
+    report = await producer.close()
+    assert (report.acknowledged, report.failed, report.clean) == (5000, 0, True)
+    assert report.elapsed < 10
+    assert all(delivery.done() for delivery in deliveries)
+    assert sorted(v or b"" for v in values(await read_log(kafka, topic))) == numbered(5000)
+    for call in (producer.send, producer.enqueue):
+        with pytest.raises(ProducerClosed):
+            await call(topic, b"v")
+    assert await producer.close() == report
+
+
+async def test_close_0_gives_up_what_is_pending(
+    kafka: KafkaCluster, fresh_topic: FreshTopic
+) -> None:
+    """IT-07"""
+    topic = fresh_topic()
+    producer = BytesProducer(kafka.bootstrap_servers, linger_ms=60_000, adaptive_linger=False)
+    await producer.start()
+    await producer.warm_up(topic)
+    # More than all the requests that can be under way at once.
+    deliveries = [producer.send_nowait(topic, value) for value in numbered(2000, size=1000)]
+    report = await producer.close(0)
+    assert report.elapsed < 1
+    errors = await errors_of(deliveries)
+    aborted = [error for error in errors if error is not None]
+    assert all(isinstance(error, AbortedError) for error in aborted)
+    assert report.aborted == len(aborted) > 0
+
+
+async def test_close_0_from_a_callback(kafka: KafkaCluster, fresh_topic: FreshTopic) -> None:
+    """IT-07: no deadlock, and everything has its end."""
+    topic = fresh_topic()
+    producer = BytesProducer(kafka.bootstrap_servers, batch_size=200)
+    await producer.start()
+    closing: list[asyncio.Task[Any]] = []
+
+    def close(_: Delivery) -> None:
+        closing.append(asyncio.get_running_loop().create_task(producer.close(0)))
+
+    deliveries: list[Delivery] = []
+
+    async def send_on() -> None:
+        while True:
+            deliveries.append(await producer.enqueue(topic, b"v"))
+            await asyncio.sleep(0)
+
+    first = await producer.enqueue(topic, b"v")
+    first.add_done_callback(close)
+    with pytest.raises(ProducerClosed):
+        await send_on()
+    async with asyncio.timeout(10):
+        report = await closing[0]
+        errors = await errors_of(deliveries)
+    assert first.result().offset == 0
+    assert all(error is None or isinstance(error, AbortedError) for error in errors)
+    assert report.acknowledged + report.failed == len(deliveries) + 1
+
+
+# -- brokers that are not there
+
+
+async def test_no_broker_at_the_bootstrap_address() -> None:
+    """IT-09"""
+    (port,) = free_ports(1)
+    producer = BytesProducer(f"127.0.0.1:{port}", max_block_ms=500)
+    began = time.monotonic()
+    with pytest.raises(ConnectionFailed, match=str(port)):
+        await producer.start()
+    assert time.monotonic() - began < 5
+    await producer.close()
+
+
+async def test_one_bad_bootstrap_address_does_no_harm(
+    kafka: KafkaCluster, fresh_topic: FreshTopic
+) -> None:
+    (port,) = free_ports(1)
+    servers = f"127.0.0.1:{port},{kafka.bootstrap_servers}"
+    async with BytesProducer(servers) as producer:
+        assert (await producer.send(fresh_topic(), b"v")).offset == 0
+
+
+async def test_all_known_brokers_are_replaced(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-15: the bootstrap address leads to the new ones."""
+    topic = fresh_topic()
+    target = ""
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = target.rpartition(":")
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pump(reader, far_writer))
+            group.create_task(pump(far_reader, writer))
+
+    async with await asyncio.start_server(forward, "127.0.0.1", 0) as server:
+        address = "{}:{}".format(*server.sockets[0].getsockname())
+        old = EmbeddedCluster(topics={topic: 1})
+        await old.start()
+        target = old.bootstrap_servers
+        async with BytesProducer(address, reconnect_backoff_max_ms=100) as producer:
+            assert [(await producer.send(topic, b"old")).offset for _ in range(3)] == [0, 1, 2]
+            target = kafka.bootstrap_servers
+            await old.close()
+            async with asyncio.timeout(20):
+                assert (await producer.send(topic, b"new")).offset == 0
+    assert values(await read_log(kafka, topic)) == [b"new"]
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+async def test_a_producer_over_its_quota_slows_down_and_loses_nothing(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-16: throttling is no error, and no reason to repeat anything."""
+    topic = fresh_topic()
+    sent: list[bytes] = []
+    limit(kafka, "over-quota", bytes_per_second=100_000.0)
+    async with BytesProducer(kafka.bootstrap_servers, client_id="over-quota") as producer:
+        # Kafka looks at the rate of some seconds, so the first megabyte passes.
+        while not producer.metrics()["produce_throttle_time_max"]:
+            assert len(sent) < 1000
+            sent.append((b"%06d" % len(sent)).ljust(10_000))
+            await producer.send(topic, sent[-1])
+        behind = numbered(500)
+        assert (await producer.send_many(topic, behind)).acknowledged == 500
+        metrics = producer.metrics()
+    limit(kafka, "over-quota", bytes_per_second=None)
+    assert len(sent) > 1
+    assert (metrics["record_retry_total"], metrics["record_error_total"]) == (0, 0)
+    assert values(await read_log(kafka, topic)) == [*sent, *behind]
+
+
+def limit(kafka: KafkaCluster, client_id: str, *, bytes_per_second: float | None) -> None:
+    answer = kafka.admin._ask(
+        AlterClientQuotasRequest(
+            entries=(
+                EntryData(
+                    entity=(EntityData(entity_type="client-id", entity_name=client_id),),
+                    ops=(
+                        OpData(
+                            key="producer_byte_rate",
+                            value=f64(bytes_per_second or 0.0),
+                            remove=bytes_per_second is None,
+                        ),
+                    ),
+                ),
+            ),
+            validate_only=False,
+        ),
+        AlterClientQuotasResponse,
+        None,
+    )
+    assert [int(entry.error_code) for entry in answer.entries] == [ErrorCode.NONE]
+
+
+@pytest.mark.slow
+async def test_without_enough_replicas_records_wait_and_then_fail(
+    kafka3: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-09: NOT_ENOUGH_REPLICAS is retried until the delivery timeout, or until they are back."""
+    topic = fresh_topic(1, cluster=kafka3, configs={"min.insync.replicas": "3"})
+    servers = kafka3.bootstrap_servers
+    async with (
+        BytesProducer(servers, delivery_timeout_ms=1500, request_timeout_ms=1000) as hasty,
+        BytesProducer(servers) as patient,
+    ):
+        await hasty.send(topic, b"before")
+        await patient.send(topic, b"before")
+        leader = kafka3.topic(topic)[0].leader
+        follower = next(node for node in kafka3.running if node != leader)
+        await asyncio.to_thread(kafka3.stop_node, follower)
+
+        # The broker's last refusal may come after the timeout.
+        with pytest.raises((DeliveryTimeout, BrokerRejected)) as caught:
+            await hasty.send(topic, b"hasty")
+        assert caught.value.code in (None, ErrorCode.NOT_ENOUGH_REPLICAS)
+        assert caught.value.persisted == "no"
+        assert caught.value.attempts > 1
+        waiting = await patient.enqueue(topic, b"patient")
+        assert hasty.metrics()["record_retry_total"] > 0
+
+        await asyncio.to_thread(kafka3.heal)
+        assert (await waiting).offset == 2
+        assert (await hasty.send(topic, b"after")).offset == 3
+    assert values(await read_log(kafka3, topic)) == [b"before", b"before", b"patient", b"after"]
+
+
+@pytest.mark.slow
+async def test_the_last_of_three_brokers_cannot_acknowledge(
+    kafka3: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+) -> None:
+    """IT-09: it appends, and waits for replicas that nobody can take out of the in-sync set."""
+    topic = fresh_topic(1, cluster=kafka3)
+    async with BytesProducer(
+        kafka3.bootstrap_servers, delivery_timeout_ms=4000, request_timeout_ms=1000
+    ) as producer:
+        await producer.send(topic, b"before")
+        leader = kafka3.topic(topic)[0].leader
+        for node in kafka3.running:
+            if node != leader:
+                await asyncio.to_thread(kafka3.kill, node)
+        with pytest.raises(DeliveryTimeout) as caught:
+            await producer.send(topic, b"during")
+        assert caught.value.persisted == "maybe"
+
+        await asyncio.to_thread(kafka3.heal)
+        await producer.send(topic, b"after")
+    found = values(await read_log(kafka3, topic))
+    assert found in (
+        [b"before", b"after"],
+        [b"before", b"during", b"after"],
+    )
+
+
+# -- metrics
+
+
+async def test_metrics_agree_with_what_was_sent(
+    kafka: KafkaCluster, fresh_topic: FreshTopic
+) -> None:
+    topic, other = fresh_topic(2), fresh_topic(1, configs={"max.message.bytes": "1000"})
+    async with BytesProducer(
+        kafka.bootstrap_servers, compression_type="gzip", linger_ms=20
+    ) as producer:
+        result = await producer.send_many(topic, numbered(3000, size=100))
+        assert result.acknowledged == 3000
+        with pytest.raises(BrokerRejected):
+            await producer.send(other, random.Random(3).randbytes(2000))
+        metrics = producer.metrics()
+        health = producer.health
+    assert metrics["record_send_total"] == 3001
+    assert metrics[f"record_send_total:topic={topic}"] == 3000
+    assert metrics[f"record_send_total:topic={other}"] == 1
+    assert metrics["record_error_total"] == metrics[f"record_error_total:topic={other}"] == 1
+    assert metrics["record_retry_total"] == 0
+    # The bytes in the log are the bytes that were counted.
+    stored = [len(data) for data in await stored_batches(kafka, topic, partitions=2)]
+    assert metrics[f"byte_total:topic={topic}"] == sum(stored)
+    assert metrics["batch_count"] == len(stored) + 1
+    assert metrics[f"compression_rate:topic={topic}"] < 0.5
+    (node,) = kafka.addresses
+    assert 1 <= metrics[f"request_total:node=node-{node}"] <= len(stored) + 1
+    assert metrics[f"response_total:node=node-{node}"] == metrics[f"request_total:node=node-{node}"]
+    assert metrics["requests_in_flight"] == 0
+    assert metrics["buffer_available_bytes"] == metrics["buffer_total_bytes"]
+    assert 0 < metrics["request_latency_avg"] <= metrics["request_latency_max"]
+    assert health.ready
+    assert (health.incomplete_batches, health.buffered_bytes) == (0, 0)
+
+
+async def stored_batches(kafka: KafkaCluster, topic: str, *, partitions: int) -> list[bytes]:
+    async with await RawClient.connect(kafka.bootstrap_servers.split(",")[0]) as client:
+        response = await client.request(
+            "fetch",
+            12,
+            max_wait=0,
+            min_bytes=0,
+            max_bytes=10**8,
+            isolation_level=0,
+            session_id=0,
+            session_epoch=-1,
+            topics=[
+                {
+                    "topic": topic,
+                    "partitions": [
+                        {"partition": p, "fetch_offset": 0, "partition_max_bytes": 10**8}
+                        for p in range(partitions)
+                    ],
+                }
+            ],
+            forgotten_topics_data=[],
+            rack_id="",
+        )
+    return [
+        batch
+        for partition in response.responses[0].partitions
+        for batch in split_batches(partition.records)
+    ]

@@ -1,0 +1,227 @@
+"""What was sent is what two foreign consumers read, byte for byte, where the metadata says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+import pytest
+
+from asyncproducer import Producer, Record, RecordMetadata
+from asyncproducer.core.batch import batch_upper_bound, encode_headers
+from asyncproducer.testing.kafka import KafkaCluster
+
+if TYPE_CHECKING:
+    from tests.kafka.conftest import FreshTopic, Reader, ReadRecord
+
+CODECS: list[tuple[str, int | None]] = [
+    ("none", None),
+    ("gzip", None),
+    ("gzip", 1),
+    ("gzip", 9),
+    ("snappy", None),
+    ("lz4", None),
+    ("lz4", 12),
+    ("zstd", None),
+    ("zstd", -7),
+    ("zstd", 12),
+]
+
+#: Each has a partition of its own.
+GUARANTEES: list[dict[str, Any]] = [
+    {},
+    {"enable_idempotence": False},
+    {"acks": 1},
+    {"acks": 0},
+]
+
+#: Lengths where the encoding of a length gets longer, where a batch is full, and large ones.
+SIZES = (0, 1, 63, 64, 8191, 8192, 16_384, 100_000, 1_000_000)
+
+MAX_REQUEST_SIZE = 1_048_576
+
+HEADERS: list[Any] = [
+    None,
+    {"a": b"1"},
+    [("twice", b"1"), ("twice", b"2"), ("null", None), ("empty", b""), ("", b"no name")],
+    {"ключ": "значение", "large": b"\0\xff" * 4000},
+]
+
+
+def wire_headers(headers: Any) -> tuple[tuple[str, bytes | None], ...]:
+    pairs = headers.items() if isinstance(headers, dict) else headers or ()
+    return tuple((k, v.encode() if isinstance(v, str) else v) for k, v in pairs)
+
+
+def wire(data: Any) -> bytes | None:
+    return data.encode() if isinstance(data, str) else None if data is None else bytes(data)
+
+
+def combinations(topic: str, partition: int) -> Iterator[Record]:
+    """Keys, values, headers and timestamps, each with each; then sizes."""
+    now = time.time_ns() // 1_000_000
+    timestamps: list[int | datetime | None] = [
+        None,
+        0,
+        now - 86_400_000,  # goes back in the middle of a batch
+        now + 60_000,
+        datetime(2020, 2, 29, 12, 30, 15, 123_000, tzinfo=UTC),
+    ]
+    for key in (None, b"", b"k", "clé", bytes(300)):
+        for value in (None, b"", bytearray(b"v"), memoryview(b"view"), "größe"):
+            for headers in HEADERS:
+                for timestamp in timestamps:
+                    yield Record(topic, value, key, headers, partition, timestamp)
+    random_bytes = random.Random(partition).randbytes
+    for size in SIZES:
+        yield Record(topic, random_bytes(size), None, None, partition)
+        yield Record(topic, b"0123456789abcdef" * (size // 16), bytes(size % 999), None, partition)
+    yield Record(topic, bytes(largest_value()), b"k", {"h": b""}, partition)
+
+
+def largest_value() -> int:
+    """Of a record with this key and header, that max_request_size still allows."""
+    size = MAX_REQUEST_SIZE
+    while batch_upper_bound(b"k", bytes(size), encode_headers([("h", b"")])) > MAX_REQUEST_SIZE:
+        size -= 1
+    return size
+
+
+def milliseconds(timestamp: int | datetime | None) -> int | None:
+    if isinstance(timestamp, datetime):
+        return int(timestamp.timestamp() * 1000)
+    return timestamp
+
+
+def check(
+    sent: list[tuple[Record, RecordMetadata]],
+    read: list[ReadRecord],
+    *,
+    append_time: bool,
+    acks: int,
+    between: tuple[int, int],
+) -> None:
+    """`between`: the time when all this was sent."""
+    assert len(read) == len(sent)
+    for offset, ((record, metadata), found) in enumerate(zip(sent, read, strict=True)):
+        key, value = wire(record.key), wire(record.value)
+        assert found.offset == offset
+        assert (found.key, found.value) == (key, value)
+        assert found.headers == wire_headers(record.headers)
+        assert found.is_append_time == append_time
+        own = milliseconds(record.timestamp)
+        if append_time or own is None:
+            assert between[0] <= found.timestamp <= between[1]
+        else:
+            assert found.timestamp == own
+        told = metadata._replace(offset=found.offset) if acks == 0 else metadata
+        if acks == 0:
+            assert metadata.offset == -1
+        if not (acks == 0 and append_time):
+            assert metadata.timestamp == found.timestamp
+        assert told == RecordMetadata(
+            record.topic,
+            record.partition or 0,
+            found.offset,
+            metadata.timestamp,
+            -1 if key is None else len(key),
+            -1 if value is None else len(value),
+        )
+
+
+async def send_all(
+    kafka: KafkaCluster, records: list[Record], **options: Any
+) -> list[tuple[Record, RecordMetadata]]:
+    async with Producer[Any, Any](kafka.bootstrap_servers, linger_ms=20, **options) as producer:
+        result = await producer.send_many(None, records)
+        outcomes = [m for m in result if isinstance(m, RecordMetadata)]
+    return list(zip(records, outcomes, strict=True))
+
+
+@pytest.mark.parametrize(("codec", "level"), CODECS)
+async def test_readers_see_what_was_sent(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader, codec: str, level: int | None
+) -> None:
+    """IT-01"""
+    created = fresh_topic(len(GUARANTEES))
+    appended = fresh_topic(len(GUARANTEES), configs={"message.timestamp.type": "LogAppendTime"})
+    for topic in (created, appended):
+        began = time.time_ns() // 1_000_000
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    send_all(
+                        kafka,
+                        list(combinations(topic, partition)),
+                        compression_type=codec,
+                        compression_level=level,
+                        **options,
+                    )
+                )
+                for partition, options in enumerate(GUARANTEES)
+            ]
+        sent = [task.result() for task in tasks]
+        log = await read_log(kafka, topic)
+        ended = time.time_ns() // 1_000_000
+        for partition, options in enumerate(GUARANTEES):
+            check(
+                sent[partition],
+                log[partition],
+                append_time=topic == appended,
+                acks=options.get("acks", -1),
+                between=(began, ended),
+            )
+
+
+@pytest.mark.parametrize("options", [{"linger_ms": 0}, {"batch_size": 0}, {"batch_size": 1000}])
+async def test_each_record_is_told_its_own_place(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader, options: dict[str, Any]
+) -> None:
+    """IT-02: with and without a partition, with and without a key, in many small batches."""
+    topic = fresh_topic(3)
+    async with Producer[Any, Any](
+        kafka.bootstrap_servers, compression_type="lz4", **options
+    ) as producer:
+        deliveries = [
+            await producer.enqueue(
+                topic,
+                b"%d" % number,
+                key=b"%d" % (number % 50) if number % 2 else None,
+                partition=number % 3 if number % 5 == 0 else None,
+            )
+            for number in range(600)
+        ]
+        places = [await delivery for delivery in deliveries]
+    log = await read_log(kafka, topic)
+    for number, place in enumerate(places):
+        found = log[place.partition][place.offset]
+        assert (found.offset, found.timestamp) == (place.offset, place.timestamp)
+        assert found.value == b"%d" % number
+    assert sum(map(len, log.values())) == 600
+
+
+async def test_keys_go_where_other_clients_put_them(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_quickly: Reader
+) -> None:
+    topic = fresh_topic(7)
+    random_bytes = random.Random(7).randbytes
+    keys = [random_bytes(length) for length in range(1, 301)]
+    async with Producer[Any, Any](kafka.bootstrap_servers) as producer:
+        result = await producer.send_many(topic, [Record(topic, b"ours", key) for key in keys])
+    ours = {key: m.partition for key, m in zip(keys, result, strict=True) if isinstance(m, tuple)}
+
+    other = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "partitioner": "murmur2_random"}
+    )
+    for key in keys:
+        other.produce(topic, b"theirs", key)
+    assert await asyncio.to_thread(other.flush, 30) == 0
+    log = await read_quickly(kafka, topic)
+    theirs = {r.key: p for p, records in log.items() for r in records if r.value == b"theirs"}
+    assert theirs == ours
+    assert set(ours.values()) == set(range(7))
