@@ -634,7 +634,7 @@ def test_a_partition_that_waits_for_its_answer_expires_too() -> None:
 
 
 def test_a_retry_keeps_the_time_of_its_creation() -> None:
-    """RA-17, PB-06."""
+    """RA-17, RA-26, PB-06: Java may still send it in that very pass."""
     rig = Rig(linger=0.0, delivery_timeout=2.0)
     delivery = rig.append()
     batch = rig.drain_one()

@@ -282,7 +282,9 @@ def test_without_record_errors_all_records_get_the_same_words() -> None:
     for nothing in (None, {}):
         batch, deliveries = new(2)
         batch.fail(refusal(record_errors=nothing))
-        assert [str(delivery.exception()) for delivery in deliveries] == ["no", "no"]
+        errors = [delivery.exception() for delivery in deliveries]
+        assert [str(error) for error in errors] == ["no", "no"]
+        assert [getattr(error, "record_index", "?") for error in errors] == [None, None]
 
 
 # -- callbacks -----------------------------------------------------------------------------

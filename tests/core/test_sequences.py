@@ -336,6 +336,22 @@ def test_of_two_holes_the_first_one_counts() -> None:
     assert [b.base_sequence for b in (batches[1], batches[3])] == [0, 1]
 
 
+def test_the_very_first_sequence_can_be_lost_as_well() -> None:
+    for end in ("rejected", "expired"):
+        sequences, partition = ready()
+        batch = send(sequences, partition)
+        getattr(sequences, end)(partition, batch)
+        assert partition.outstanding == []
+        assert sequences.resolve() == []
+        assert sequences.apply_bumps() == [partition]
+        assert send(sequences, partition).producer_epoch == 8
+    sequences, partition = ready()
+    batch = send(sequences, partition, 2)
+    parts = [batch_of(1), batch_of(1)]
+    sequences.split(partition, batch, parts)
+    assert [part.base_sequence for part in parts] == [0, 1]
+
+
 def test_batches_without_a_sequence_leave_no_hole() -> None:
     """SI-11: never sent, so no broker misses it."""
     sequences, partition = known()

@@ -25,7 +25,7 @@ from asyncproducer.testing.kafka import KafkaCluster
 if TYPE_CHECKING:
     from tests.kafka.conftest import FreshTopic, Log, Reader
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 PARTITIONS = 12
 
@@ -125,6 +125,9 @@ class Load:
             self.ledger.unfinished_at_faults += (self.unfinished,)
             fault()
 
+        if not self._deliveries:
+            # It is sending that the faults shall disturb, not its preparations.
+            await self._producer.warm_up(self._topic)
         going_on = asyncio.create_task(asyncio.to_thread(in_the_middle))
         left = records
         portion = records // 4
