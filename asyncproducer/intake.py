@@ -69,6 +69,10 @@ _SERVED_AT_ONCE = 500
 #: event loop turn.
 _BATCHES_PER_TURN = 8
 
+#: How many partitions must have a batch to send before a request leaves within a turn of the
+#: loop: fewer would make many small requests under load, more would leave brokers idle.
+_BATCHES_PER_REQUEST = 5
+
 _CANNOT_WAIT = "send_nowait cannot wait for an async serializer: use send or enqueue"
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -364,11 +368,13 @@ class Intake:
         if self._filled >= _BATCHES_PER_TURN:
             self._filled = 0
             self.breathing = asyncio.current_task()
-        if any(self._cluster.is_idle(node) for node in accumulator.ready):
-            # The connection has nothing to do: the batch leaves now, the loop need not
-            # turn first.
-            self._scheduler.step(self.loop_time())
-            return
+        for node, line in accumulator.ready.items():
+            # The connection has nothing to do, or there is enough for a request of decent
+            # size: it leaves now, and the brokers work while the loop has not turned yet.
+            enough = len(line) >= _BATCHES_PER_REQUEST and self._cluster.has_room(node)
+            if enough or self._cluster.is_idle(node):
+                self._scheduler.step(self.loop_time())
+                return
         accumulator.news = False
         self._scheduler.wake()
 

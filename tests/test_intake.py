@@ -1103,3 +1103,26 @@ async def test_closed_while_a_serializer_works(new_producer: New) -> None:
         await producer.close()
         with pytest.raises(ProducerClosed):
             await sending
+
+
+async def test_enough_batches_for_a_request_leave_before_the_loop_turns(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """While a request is under way, the next one leaves as soon as it is worth one."""
+    cluster.create_topic("six", partitions=6)
+    for partition in range(6):
+        cluster.move_leader("six", partition, 1)
+    async with new_producer(batch_size=200) as producer:
+        await producer.warm_up("six")
+        value = b"x" * 150  # two do not fit into one batch
+        deliveries = [
+            producer.send_nowait("six", value, partition=partition)
+            for partition in range(6)
+            for _ in range(2)
+        ]
+        # There was no await since the first record. The first full batch went to the idle
+        # connection, and five more once there were five: the last ones are still open.
+        assert producer.metrics()["request_total:node=node-1"] == 2
+        assert producer.metrics()["record_send_total"] == 6
+        await producer.flush()
+        assert all(delivery.done() for delivery in deliveries)

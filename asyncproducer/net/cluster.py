@@ -242,6 +242,12 @@ class Cluster:
         connection = None if link is None else link.connection
         return connection is not None and connection.in_flight == 0
 
+    def has_room(self, node_id: int) -> bool:
+        """Whether the broker's connection takes a request now."""
+        link = self._links.get(node_id)
+        connection = None if link is None or link.claims else link.connection
+        return connection is not None and connection.can_send(self._loop.time())
+
     def add_topic(self, name: str) -> None:
         """The topic is in use. Cheap; metadata of a new one is asked for at once."""
         if self.metadata.add_topic(name, self._loop.time()):
