@@ -667,8 +667,9 @@ class ProducerConfig(
         later="transactions"
     )  # fmt: skip
     transaction_timeout_ms: int = _option(
-        60_000, ANY_INT32, "A broker aborts a transaction that is open for so long."
-    )
+        60_000, ANY_INT32, "A broker aborts a transaction that is open for so long.",
+        later="transactions"
+    )  # fmt: skip
     transaction_two_phase_commit_enable: bool = _option(
         False, FLAG, "Take part in a two-phase commit (KIP-939).", later="transactions"
     )
@@ -679,8 +680,9 @@ class ProducerConfig(
     metrics_num_samples: int = _option(2, Number(1, INT32_MAX), "Samples kept for each metric.")
     metrics_sample_window_ms: int = _option(30_000, INT64, "The time that one sample covers.")
     metrics_recording_level: str = _option(
-        "INFO", Choice(("INFO", "DEBUG", "TRACE")), "Which metrics are recorded."
-    )
+        "INFO", Choice(("INFO", "DEBUG", "TRACE")), "Which metrics are recorded.",
+        later="metrics of other levels than INFO"
+    )  # fmt: skip
 
     # Security.
     security_protocol: str = _option(

@@ -757,7 +757,7 @@ def test_features_of_later_releases_are_refused(options: dict[str, Any]) -> None
 
 def test_every_option_for_later_is_accepted_with_its_default() -> None:
     later = {o.name: o.default for o in OPTIONS.values() if o.later}
-    assert len(later) == 8
+    assert len(later) == 10
     assert make(**later) == make()
 
 
@@ -781,6 +781,7 @@ def test_first_of_several_errors_is_javas() -> None:
         ("delivery_timeout_ms=1 is less", {"delivery_timeout_ms": 60_000}),
         ("needs a client_rack", {"partitioner_rack_aware": False}),
         ("not supported yet", {"transactional_id": None}),
+        ("not supported yet", {"transaction_timeout_ms": 60_000}),
         ("ssl_keyfile needs", {"ssl_certfile": "c"}),
     ]
     for message, cure in cures:

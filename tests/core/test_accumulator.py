@@ -228,6 +228,31 @@ def test_without_linger_a_record_can_leave_at_once() -> None:
     assert rig.ready() == {1}
 
 
+def test_whoever_sleeps_hears_of_new_deadlines_and_of_what_is_ready() -> None:
+    rig = Rig([1, 1], linger=0.5)
+    assert not rig.accumulator.news
+    rig.append(partition=0)
+    assert rig.accumulator.news, "a linger time has begun"
+    rig.accumulator.news = False
+    rig.append(partition=0)
+    assert not rig.accumulator.news, "nothing new"
+    rig.now += 0.5
+    rig.ready()
+    assert rig.accumulator.news, "it is over"
+    batch = rig.drain_one()
+    rig.accumulator.news = False
+    rig.retry(batch)
+    assert rig.accumulator.news, "a backoff has begun"
+
+
+def test_partitions_that_are_due_together_leave_in_the_order_of_their_records() -> None:
+    rig = Rig([1] * 4, linger=0.5)
+    for partition in (2, 0, 3, 1):
+        rig.append(partition=partition)
+    rig.now += 0.5
+    assert partitions(rig.drain()) == [2, 0, 3, 1]
+
+
 def test_the_next_deadline_is_the_first_linger_or_expiry() -> None:
     """RA-07, RA-25."""
     rig = Rig([1, 2, 1], linger=0.01, delivery_timeout=0.5)
@@ -591,7 +616,7 @@ def test_a_leader_that_moved_while_the_request_was_under_way_needs_no_backoff() 
 
 def test_a_batch_expires_exactly_at_its_delivery_timeout() -> None:
     """RA-16, PB-06: equality included, a clock behind the creation never."""
-    rig = Rig(linger=0.5, delivery_timeout=2.0)
+    rig = Rig([0], linger=0.5, delivery_timeout=2.0)  # node 0 is one like the others
     delivery = rig.append()
     for now in (900.0, 1000.5, 1001.999):
         assert rig.accumulator.expire(now) == []
@@ -664,6 +689,7 @@ def test_expired_on_the_wire_is_told_at_once_but_memory_waits() -> None:
     assert rig.taken() == 1000
     assert b"".join(batch.buffers())
     assert rig.acknowledge(batch, 5) is False
+    assert rig.accumulator.fail(batch, Failure(BrokerRejected, "no"), rig.now) is False
     assert rig.taken() == 0
     assert isinstance(delivery.exception(), DeliveryTimeout)
 
@@ -1292,6 +1318,30 @@ def test_partitions_of_a_broker_that_takes_nothing_are_left_out() -> None:
     assert set(chosen) == {0, 2}
 
 
+def test_queues_that_are_empty_again_are_chosen_evenly() -> None:
+    rig = Rig([1, 1, 1])
+    rig.fill(*[1] * 7, 2, 2)
+    rig.append(bytes(2000), partition=-1)
+    rig.append(bytes(2000), partition=-1)
+    rig.accumulator.close(rig.now)
+    while rig.accumulator.ready:
+        for batch in rig.drain():
+            rig.acknowledge(batch)
+    rig.now += 1.0
+    rig.append(bytes(2000), partition=-1)
+    chosen = Counter(rig.append(bytes(2000), partition=-1).partition for _ in range(60))
+    assert chosen == {0: 20, 1: 20, 2: 20}
+
+
+def test_records_that_name_their_partition_do_not_move_the_sticky_one() -> None:
+    rig = Rig([1, 1, 1])
+    assert rig.append(partition=-1).partition == 0
+    for _ in range(5):
+        rig.append(bytes(600), partition=0)
+    assert rig.append(b"v", partition=-1).partition == 0
+    assert next(rig.randoms) == 1
+
+
 def test_all_partitions_are_tried_before_their_load_counts() -> None:
     rig = Rig([1, 2, 3])
     rig.fill(0, 0, 0)
@@ -1322,12 +1372,12 @@ def idle(node: int) -> bool:
 
 
 def test_a_lone_record_leaves_after_one_quiet_turn() -> None:
-    rig = Rig(linger=50.0, adaptive_linger=True)
+    rig = Rig([0], linger=50.0, adaptive_linger=True)
     rig.append()
     assert rig.accumulator.settle(rig.now, idle), "it has just come"
     assert rig.ready() == set()
     assert not rig.accumulator.settle(rig.now, idle)
-    assert rig.ready() == {1}
+    assert rig.ready() == {0}
 
 
 def test_a_burst_leaves_when_it_is_over() -> None:
@@ -1508,13 +1558,13 @@ class CountingView(TopicMetadata):
 
 def test_the_load_of_many_partitions_is_counted_rarely() -> None:
     """KIP-794's statistics are O(partitions): not more than once in 10 us per partition."""
-    rig = Rig([1] * 1000)
-    view = CountingView([1] * 1000)
+    rig = Rig([1] * 5000)
+    view = CountingView([1] * 5000)
     rig.topic = rig.accumulator.update_topic(view, rig.now)
-    for partition in range(1000):
+    for partition in range(5000):
         rig.append(partition=partition)
     view.reads = 0
     for _ in range(1000):
         rig.append(bytes(2000), partition=-1)
         rig.now += 0.0001
-    assert 1 <= view.reads <= 11
+    assert 1 <= view.reads <= 3

@@ -199,6 +199,18 @@ def test_retries_splits_and_flushes() -> None:
     assert numbers["flush_time_ns_total"] == 750_000_000
 
 
+def test_what_brings_no_time_counts_at_the_last_known_time() -> None:
+    metrics = Metrics(client_id="me")
+    batch = sealed(5)
+    metrics.records_retried("orders", 100)
+    metrics.batch_drained(batch, 1000.0)
+    metrics.records_retried("orders", 5)
+    metrics.batch_acknowledged(batch, 2000.0)
+    metrics.records_failed("orders", 3)
+    assert metrics.snapshot(1000.0)["record_retry_rate"] == pytest.approx(5 / 30)
+    assert metrics.snapshot(2000.0)["record_error_rate"] == pytest.approx(3 / 30)
+
+
 def test_topics_are_kept_apart() -> None:
     metrics = Metrics(client_id="me")
     metrics.batch_drained(sealed(1), 1.0)
