@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from asyncproducer.errors import ProducerStateError, WrongLoopError
+from asyncproducer.intake import running_loop
 from asyncproducer.records import BatchResult, Headers, Record, RecordMetadata
 
 if TYPE_CHECKING:
@@ -78,11 +79,7 @@ class Portal(Generic[K, V]):
         return self._call(self._producer.flush(timeout))
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is self._loop:
+        if running_loop() is self._loop:
             work.close()
             raise WrongLoopError(
                 "the portal is for other threads: on the producer's own event loop, "
