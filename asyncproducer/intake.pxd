@@ -1,14 +1,88 @@
 # C types for intake.py, which reads the same without them.
 cimport cython
+from cpython.pythread cimport PyThread_get_thread_ident as c_get_ident
+from cpython.time cimport monotonic as c_monotonic, time_ns as c_time_ns
 
 from asyncproducer.core.accumulator cimport Accumulator, TopicState
 from asyncproducer.core.delivery cimport Delivery
 
 
+cdef class Intake
+cdef bint COMPILED
+
+cdef extern from *:
+    """
+    /* What `await` calls where a type has it, and the cheapest way to give it a value: Cython has
+       no name for this slot. From CPython 3.12 on, `await` itself goes by `__next__`. */
+    static PyTypeObject *entry_delivery_type;
+    static PyObject *(*entry_begin)(PyObject *);
+
+    static PySendResult entry_send(PyObject *self, PyObject *value, PyObject **result)
+    {
+        PySendResult status;
+        PyObject *step = entry_begin(self);
+        if (step == NULL) {
+            *result = NULL;
+            return PYGEN_ERROR;
+        }
+        if (Py_TYPE(step) == entry_delivery_type) {
+            *result = step;
+            return PYGEN_RETURN;
+        }
+        status = PyIter_Send(step, value, result);
+        Py_DECREF(step);
+        return status;
+    }
+
+    static void install_send(PyObject *entry, PyObject *delivery, PyObject *(*begin)(PyObject *))
+    {
+        entry_begin = begin;
+        entry_delivery_type = (PyTypeObject *)delivery;
+        ((PyTypeObject *)entry)->tp_as_async->am_send = entry_send;
+    }
+    """
+    void install_send(object entry, object delivery, object (*begin)(object))
+
+
+@cython.final
+cdef class Entry:
+    cdef Intake _intake
+    cdef object _topic
+    cdef object _value
+    cdef object _key
+    cdef object _headers
+    cdef object _partition
+    cdef object _timestamp
+    cdef object _inner
+    cdef bint _begun
+
+    @cython.locals(intake=Intake)
+    cdef object _begin(self)
+
+
+@cython.locals(entry=Entry)
+cdef Entry _new_entry(
+    Intake intake,
+    object topic,
+    object value,
+    object key,
+    object headers,
+    object partition,
+    object timestamp,
+)
+@cython.locals(entry=Entry)
+cdef object _begin(object step)
+
+
 cdef class Intake:
     cdef public Accumulator accumulator
     cdef public object loop_time
-    cdef public object open_loop
+    cdef bint _open
+    cdef bint _in_turn
+    cdef unsigned long _thread
+    cdef bint _plain_time
+    cdef object _last_topic
+    cdef TopicState _last_state
     cdef public object breathing
     cdef public object partitioner
     cdef object _config
@@ -24,6 +98,7 @@ cdef class Intake:
     cdef bint _serializes
     cdef bint _async_serializers
     cdef object _check_usable
+    cdef object _on_refused
     cdef bint _hash_keys
     cdef double _max_block
     cdef Py_ssize_t _certain_size
@@ -33,12 +108,35 @@ cdef class Intake:
     cdef bint _settling
     cdef object __weakref__
 
+    cpdef object enter(
+        self,
+        object topic,
+        object value,
+        object key,
+        object headers,
+        object partition,
+        object timestamp,
+        bint wait=*,
+    )
+    cdef object _enter(
+        self,
+        object topic,
+        object value,
+        object key,
+        object headers,
+        object partition,
+        object timestamp,
+        bint wait,
+    )
+
     @cython.locals(
         headers=bytes,
         size=Py_ssize_t,
         state=TopicState,
         accumulator=Accumulator,
         delivery=Delivery,
+        when=cython.longlong,
+        place=Py_ssize_t,
     )
     cdef object _enter_bytes(
         self,
@@ -52,3 +150,5 @@ cdef class Intake:
     )
     @cython.locals(accumulator=Accumulator)
     cdef object _after_news(self)
+    cdef bint _here(self)
+    cdef double _now(self) except? -1

@@ -14,11 +14,12 @@ import asyncio
 import inspect
 import logging
 import re
+import warnings
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
-from time import monotonic
-from time import time as wall_clock
+from threading import get_ident
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any
 
 from asyncproducer.core.batch import NO_HEADERS, batch_upper_bound, encode_headers
@@ -41,6 +42,7 @@ from asyncproducer.errors import (
     InvalidTopic,
     MetadataNotReady,
     MetadataTimeout,
+    RecordError,
     RecordTooLarge,
     SerializationError,
 )
@@ -58,7 +60,18 @@ if TYPE_CHECKING:
     from asyncproducer.plugins import Interceptor
     from asyncproducer.records import Header
 
-__all__ = ["Intake", "Pending"]
+    # Where this module is compiled, these are C functions, see intake.pxd.
+    c_get_ident: Any
+    c_monotonic: Any
+    c_time_ns: Any
+    install_send: Any
+
+# ruff: noqa: F821 (names that intake.pxd brings in where this module is compiled)
+
+__all__ = ["REFUSALS", "Entry", "Intake", "Pending"]
+
+#: Whether this module runs compiled. A file that Python loads from source ends in .py.
+COMPILED = not __file__.endswith(".py")
 
 logger = logging.getLogger("asyncproducer")
 
@@ -72,6 +85,9 @@ _BATCHES_PER_TURN = 8
 #: How many partitions must have a batch to send before a request leaves within a turn of the
 #: loop: fewer would make many small requests under load, more would leave brokers idle.
 _BATCHES_PER_REQUEST = 5
+
+#: What concerns one record only, and is known before it is buffered.
+REFUSALS = (RecordError, MetadataNotReady, BufferFull, AuthorizationError)
 
 _CANNOT_WAIT = "send_nowait cannot wait for an async serializer: use send or enqueue"
 
@@ -180,6 +196,136 @@ class Pending(Ticket):
             self.timer = None
 
 
+class Entry:
+    """`await producer.enqueue(...)`: a coroutine in small, for where a real one costs too much.
+
+    A record that need not wait is done in the first step. One that must goes on as a
+    coroutine inside. It can be awaited, and given to asyncio as a coroutine can: once.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_headers",
+        "_inner",
+        "_intake",
+        "_key",
+        "_partition",
+        "_timestamp",
+        "_topic",
+        "_value",
+    )
+
+    _begun: bool
+    _headers: Any
+    _inner: Any
+    _intake: Intake
+    _key: Any
+    _partition: Any
+    _timestamp: Any
+    _topic: Any
+    _value: Any
+
+    def _begin(self) -> Any:
+        """The Delivery, or the coroutine that waits for it."""
+        if self._inner is not None:
+            return self._inner
+        if self._begun:
+            raise RuntimeError("cannot await the same enqueue() twice")
+        self._begun = True
+        intake = self._intake
+        if intake.breathing is None:
+            entered = intake.enter(
+                self._topic,
+                self._value,
+                self._key,
+                self._headers,
+                self._partition,
+                self._timestamp,
+            )
+            if type(entered) is Delivery:
+                return entered
+            self._inner = intake.wait(self._topic, entered)
+        else:
+            self._inner = intake.enter_later(
+                self._topic,
+                self._value,
+                self._key,
+                self._headers,
+                self._partition,
+                self._timestamp,
+            )
+        return self._inner
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        """Run until it waits; StopIteration brings the Delivery."""
+        step = self._begin()
+        if type(step) is Delivery:
+            raise StopIteration(step)
+        return step.send(value)
+
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
+        """Raise an exception where it waits."""
+        error = kind if value is None else value
+        if traceback is not None:
+            error = error.with_traceback(traceback)
+        if self._inner is not None:
+            return self._inner.throw(error)
+        self._begun = True
+        raise error
+
+    def close(self) -> None:
+        """Give up."""
+        self._begun = True
+        if self._inner is not None:
+            self._inner.close()
+
+    def __del__(self) -> None:
+        if not self._begun:
+            warnings.warn(
+                f"enqueue({self._topic!r}, ...) was never awaited: the record is not sent",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+
+def _new_entry(
+    intake: Intake,
+    topic: Any,
+    value: Any,
+    key: Any,
+    headers: Any,
+    partition: Any,
+    timestamp: Any,
+) -> Entry:
+    entry = Entry.__new__(Entry)
+    entry._intake = intake
+    entry._topic = topic
+    entry._value = value
+    entry._key = key
+    entry._headers = headers
+    entry._partition = partition
+    entry._timestamp = timestamp
+    entry._inner = None
+    entry._begun = False
+    return entry
+
+
+def _begin(step: Any) -> Any:
+    """What `Entry.send` does first, for C (see intake.pxd)."""
+    entry: Entry = step
+    return entry._begin()
+
+
 class Intake:
     """What a running producer does with a record until it is buffered."""
 
@@ -197,13 +343,18 @@ class Intake:
         key_serializer: RecordSerializer | None,
         value_serializer: RecordSerializer | None,
         check_usable: Callable[[], None],
+        on_refused: Callable[[str], None],
     ) -> None:
         self.accumulator = accumulator
         # asyncio's own loops only pass time.monotonic on: without the call in between.
-        plain = type(loop).time is asyncio.BaseEventLoop.time
-        self.loop_time: Callable[[], float] = monotonic if plain else loop.time
-        #: The loop on which records are taken now; None before the start and from close on.
-        self.open_loop: asyncio.AbstractEventLoop | None = None
+        self._plain_time = type(loop).time is asyncio.BaseEventLoop.time
+        self.loop_time: Callable[[], float] = monotonic if self._plain_time else loop.time
+        #: Whether records are taken now: not before the start, nor from close on.
+        self._open = False
+        # Asking for the running loop is a system call in CPython 3.11, so it is asked once in
+        # each of its turns; until it turns again, the thread tells.
+        self._in_turn = False
+        self._thread = 0
         #: A task that filled several batches in a row and shall let the loop turn.
         self.breathing: asyncio.Task[Any] | None = None
         self.partitioner = partitioner_of(config.partitioner)
@@ -222,10 +373,14 @@ class Intake:
         self._serializes = bool(serializers)
         self._async_serializers = any(s.is_async for s in serializers)
         self._check_usable = check_usable
+        self._on_refused = on_refused
         self._hash_keys = not config.partitioner_ignore_keys
         self._max_block = config.max_block_ms / 1000
         # Below this, key, value and headers fit whatever their lengths' encodings take.
         self._certain_size = min(config.max_request_size, config.buffer_memory) - 128
+        #: The topic of the last record, and its state: mostly that of the next as well.
+        self._last_topic: str | None = None
+        self._last_state: TopicState | None = None
         #: Records of topics that are not known yet, or whose line is being let in.
         self._lines: dict[str, deque[Pending]] = {}
         #: Records for partitions that their topics do not have (yet).
@@ -238,9 +393,17 @@ class Intake:
         """How many records wait for metadata."""
         return sum(map(len, (*self._lines.values(), *self._absent.values())))
 
+    def open(self) -> None:
+        """Take records from now on."""
+        self._open = True
+
+    def shut(self) -> None:
+        """Take no more records."""
+        self._open = self._in_turn = False
+
     def close(self, error: BaseException) -> None:
         """Refuse those who wait for metadata. The pool refuses those who wait for memory."""
-        self.open_loop = None
+        self.shut()
         lines = [*self._lines.values(), *self._absent.values()]
         self._lines, self._absent = {}, {}
         for line in lines:
@@ -255,13 +418,29 @@ class Intake:
         headers: Any,
         partition: int | None,
         timestamp: int | datetime | None,
-        *,
         wait: bool = True,
     ) -> Any:
         """Buffer the record, or put it in line. Returns a Delivery, a Pending, or for async
-        serializers and interceptors' records a coroutine that gives one of them."""
-        if self.open_loop is None or self.open_loop is not running_loop():
-            self._check_usable()
+        serializers and interceptors' records a coroutine that gives one of them: `wait`
+        knows them all."""
+        try:
+            return self._enter(topic, value, key, headers, partition, timestamp, wait)
+        except REFUSALS:
+            self._on_refused(topic)
+            raise
+
+    def _enter(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Any,
+        partition: int | None,
+        timestamp: int | datetime | None,
+        wait: bool,
+    ) -> Any:
+        if not self._here():
+            self._come_in()
         if self._interceptors:
             return self._enter_observed(topic, value, key, headers, partition, timestamp, wait)
         pairs = None if headers is None else header_list(headers)
@@ -274,6 +453,29 @@ class Intake:
             if inspect.isawaitable(key) or inspect.isawaitable(value):
                 return self._enter_awaited(topic, value, key, pairs, partition, timestamp)
         return self._enter_bytes(topic, value, key, pairs, partition, timestamp, wait)
+
+    def _here(self) -> bool:
+        """Whether this is our loop, as far as can be told without asking for it."""
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            return self._in_turn and c_get_ident() == self._thread
+        return self._in_turn and get_ident() == self._thread
+
+    def _come_in(self) -> None:
+        """The first record in this turn of the loop. Raises if none can be taken here."""
+        if not self._open or self._loop is not running_loop():
+            self._check_usable()
+        self._in_turn = True
+        self._thread = get_ident()
+        self._loop.call_soon(self._turned)
+
+    def _turned(self) -> None:
+        self._in_turn = False
+        self._filled = 0
+
+    def _now(self) -> float:
+        if COMPILED and self._plain_time:  # pragma: no cover - coverage sees no C
+            return c_monotonic()  # type: ignore[no-any-return]
+        return self.loop_time()
 
     def _serialize(
         self, topic: str, key: Any, value: Any, pairs: list[Header], wait: bool
@@ -321,41 +523,45 @@ class Intake:
         if size > self._certain_size:
             self._check_size(topic, key, value, headers)
         if timestamp is None:
-            timestamp = int(wall_clock() * 1000)
+            if COMPILED:  # pragma: no cover - coverage sees no C
+                when = c_time_ns() // 1_000_000
+            else:
+                when = time_ns() // 1_000_000
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
-            timestamp = timestamp_ms(timestamp)
-        state = self.accumulator.topics.get(topic)
-        if state is None or not state.known or topic in self._lines:
-            return self._enter_line(topic, partition, timestamp, key, value, headers, wait=wait)
+            when = timestamp_ms(timestamp)
+        else:
+            when = timestamp
+        accumulator = self.accumulator
+        state = self._last_state
+        if topic is not self._last_topic or state is None or not state.known:
+            state = accumulator.topics.get(topic)
+            self._last_state = state
+            self._last_topic = topic
+        if state is None or not state.known or (self._lines and topic in self._lines):
+            return self._enter_line(topic, partition, when, key, value, headers, wait=wait)
+        place = -1
         if partition is None:
             if self.partitioner is not None:
-                partition = self._ask_partitioner(state.view, key, value)
+                place = self._ask_partitioner(state.view, key, value)
             elif key is not None and self._hash_keys:
-                partition = partition_for_key(key, state.view.partition_count)
-        elif type(partition) is not int or not 0 <= partition < state.view.partition_count:
-            return self._enter_line(topic, partition, timestamp, key, value, headers, wait=wait)
-        if self._pool_line:
-            # Nobody overtakes those who wait for memory.
-            if not wait:
-                raise self._buffer_full()
-            return self._enter_pool(state, partition, timestamp, key, value, headers)
-        accumulator = self.accumulator
-        delivery = accumulator.append(
-            state,
-            -1 if partition is None else partition,
-            timestamp,
-            key,
-            value,
-            headers,
-            self.loop_time(),
-        )
-        if accumulator.news:
-            self._after_news()
-        if delivery is not None:
-            return delivery
+                place = partition_for_key(key, state.partition_count)
+        elif type(partition) is not int or not 0 <= partition < state.partition_count:
+            return self._enter_line(topic, partition, when, key, value, headers, wait=wait)
+        else:
+            place = partition
+        # Nobody overtakes those who wait for memory.
+        if not self._pool_line:
+            delivery = accumulator.append_open(state, place, when, key, value, headers, size)
+            if delivery is not None:
+                return delivery
+            delivery = accumulator.append(state, place, when, key, value, headers, self._now())
+            if accumulator.news:
+                self._after_news()
+            if delivery is not None:
+                return delivery
         if not wait:
             raise self._buffer_full()
-        return self._enter_pool(state, partition, timestamp, key, value, headers)
+        return self._enter_pool(state, None if place < 0 else place, when, key, value, headers)
 
     def _after_news(self) -> None:
         """A batch began or became full: let the scheduler know."""
@@ -399,7 +605,41 @@ class Intake:
             f"{self._pool.waiting} senders wait; await enqueue() or send(), or raise buffer_memory"
         )
 
-    async def wait(self, entered: Any) -> Delivery:
+    def enqueue(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Entry:
+        """Producer.enqueue without a coroutine: nothing happens until it is awaited."""
+        return _new_entry(self, topic, value, key, headers, partition, timestamp)
+
+    async def breathe(self) -> None:
+        """Let the loop turn, for a task that has filled several batches in a row: answers must
+        be read as well. Before its next record is taken, so that a cancellation finds nothing
+        half done."""
+        if self.breathing is asyncio.current_task():
+            self.breathing = None
+            await asyncio.sleep(0)
+
+    async def enter_later(self, topic: str, *record: Any) -> Delivery:
+        """`breathe`, then `enter`."""
+        await self.breathe()
+        return await self.wait(topic, self.enter(topic, *record))
+
+    async def wait(self, topic: str, entered: Any) -> Delivery:
+        """Wait for what `enter` could not do at once; counts refusals as `enter` does."""
+        try:
+            return await self._wait(entered)
+        except REFUSALS:
+            self._on_refused(topic)
+            raise
+
+    async def _wait(self, entered: Any) -> Delivery:
         """Wait in line for what `_enter` could not do at once."""
         while type(entered) is not Delivery:
             if type(entered) is not Pending:
@@ -410,7 +650,8 @@ class Intake:
                 raise AssertionError("a pending record has a future")
             try:
                 return await pending.future
-            except asyncio.CancelledError:
+            except BaseException:
+                # Cancelled, or the coroutine was closed: nobody waits any more.
                 self._withdraw(pending)
                 raise
         return entered
@@ -598,8 +839,8 @@ class Intake:
         pending.disarm()
         if pending.future is None:
             pending.future = self._loop.create_future()
-        size = batch_upper_bound(pending.key, pending.value, pending.headers)
-        self._pool.enter(max(size, self._config.batch_size), pending.deadline, pending)
+        size = self.accumulator.batch_bytes(pending.key, pending.value, pending.headers)
+        self._pool.enter(size, pending.deadline, pending)
         self.tell_news()
 
     def _serve_line(self, topic: str) -> None:
@@ -715,7 +956,7 @@ class Intake:
             key = await self._key_serializer.awaited(topic, key)
         if self._value_serializer is not None and inspect.isawaitable(value):
             value = await self._value_serializer.awaited(topic, value)
-        if self.open_loop is None:
+        if not self._open:
             self._check_usable()  # closed while the serializer worked
         return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
 
@@ -762,7 +1003,7 @@ class Intake:
             entered = await self._enter_serialized(
                 record.topic, record.value, record.key, pairs, record.partition, record.timestamp
             )
-            delivery = await self.wait(entered)
+            delivery = await self._wait(entered)
         except (Exception, asyncio.CancelledError) as error:
             buffered = entered.buffered() if type(entered) is Pending else None
             if buffered is None:
@@ -807,3 +1048,6 @@ class Intake:
 
 #: The loop that runs in this thread, or None: what asyncio.get_running_loop is made of.
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
+
+if COMPILED:  # pragma: no cover - coverage sees no C
+    install_send(Entry, Delivery, _begin)

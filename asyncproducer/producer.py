@@ -15,13 +15,13 @@ import os
 import random
 import warnings
 import weakref
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
+from asyncproducer._implementation import IMPLEMENTATION
 from asyncproducer.config import ProducerConfig
 from asyncproducer.core.accumulator import Accumulator, Fence
 from asyncproducer.core.backoff import ExponentialBackoff
@@ -33,22 +33,18 @@ from asyncproducer.core.metrics import Metrics
 from asyncproducer.core.sequences import Sequences
 from asyncproducer.encoding import RecordSerializer
 from asyncproducer.errors import (
-    AuthorizationError,
     BatchDeliveryError,
-    BufferFull,
     ConfigError,
     ForkError,
     IllegalStateError,
     InvalidTopic,
     KafkaError,
-    MetadataNotReady,
     MetadataTimeout,
     ProducerClosed,
     ProducerNotStarted,
-    RecordError,
     WrongLoopError,
 )
-from asyncproducer.intake import Intake, Pending, running_loop
+from asyncproducer.intake import REFUSALS, Intake, Pending, running_loop
 from asyncproducer.net.buffer_pool import BufferPool
 from asyncproducer.net.cluster import Cluster
 from asyncproducer.net.scheduler import Scheduler
@@ -91,9 +87,6 @@ else:
 _FORKED: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
 
 
-#: What concerns one record only, and is known before it is buffered.
-_REFUSALS = (RecordError, MetadataNotReady, BufferFull, AuthorizationError)
-
 _CLOSED_MEANWHILE = "the producer was closed while the record waited for room"
 
 
@@ -121,7 +114,7 @@ def _after_fork_in_child() -> None:
     for producer in list(_FORKED):
         producer._forked = True
         if producer._intake is not None:
-            producer._intake.open_loop = None
+            producer._intake.shut()
 
 
 if hasattr(os, "register_at_fork"):
@@ -173,6 +166,7 @@ class Producer(Generic[K, V]):
         self._watchers: list[asyncio.Future[None]] = []
         self._intake: Intake | None = None
         self._enter: Callable[..., Any] = self._not_started
+        self._wait: Callable[[str, Any], Awaitable[Delivery]] = self._not_started
         self._hurry: asyncio.Future[None] | None = None
         self._impatient = False
         self._closing: asyncio.Task[CloseReport] | None = None
@@ -279,8 +273,12 @@ class Producer(Generic[K, V]):
             raise
         self._pid = os.getpid()
         self._move(State.RUNNING)
-        self._intake.open_loop = loop
+        self._intake.open()
         self._enter = self._intake.enter
+        self._wait = self._intake.wait
+        if IMPLEMENTATION == "compiled" and type(self).enqueue is Producer.enqueue:
+            # The same without a frame. A subclass's own is left alone.
+            self.enqueue = self._intake.enqueue  # type: ignore[method-assign]
         self._task = loop.create_task(self._scheduler.run(), name=f"{self._client_id} scheduler")
         _FORKED.add(self)
 
@@ -323,7 +321,7 @@ class Producer(Generic[K, V]):
             adaptive=config.partitioner_adaptive_partitioning_enable,
             adaptive_linger=config.adaptive_linger,
             availability_timeout=config.partitioner_availability_timeout_ms / 1000,
-            create_future=partial(asyncio.Future, loop=loop),
+            loop=loop,
         )
         self._scheduler = Scheduler(
             config,
@@ -348,6 +346,7 @@ class Producer(Generic[K, V]):
             key_serializer=self._key_serializer,
             value_serializer=self._value_serializer,
             check_usable=self._check_usable,
+            on_refused=self._metrics.record_refused,
         )
 
     def _not_started(self, *_: Any, **__: Any) -> Any:
@@ -464,7 +463,7 @@ class Producer(Generic[K, V]):
         """The event loop is gone, or we are in a forked child: only forget everything."""
         self._state = State.CLOSED
         if self._intake is not None:
-            self._intake.open_loop = None
+            self._intake.shut()
         unsent = sum(batch.count for batch in self._accumulator.incomplete)
         if not self._forked:
             for batch in self._accumulator.incomplete:
@@ -531,13 +530,9 @@ class Producer(Generic[K, V]):
         InvalidTopic, InvalidTimestamp), MetadataTimeout, BufferTimeout, AuthorizationError,
         ProducerStateError before the record is buffered; DeliveryError after that.
         """
-        try:
-            delivery = self._enter(topic, value, key, headers, partition, timestamp)
-            if type(delivery) is not Delivery:
-                delivery = await self._wait(delivery)
-        except _REFUSALS:
-            self._metrics.record_refused(topic)
-            raise
+        delivery = self._enter(topic, value, key, headers, partition, timestamp)
+        if type(delivery) is not Delivery:
+            delivery = await self._wait(topic, delivery)
         # `await delivery` in two steps, which spares an object per waiting task.
         waiter = delivery.waiter()
         if waiter is not None:
@@ -561,29 +556,13 @@ class Producer(Generic[K, V]):
         of the loop (the record is buffered then, in its place, before its caller runs).
         A failed delivery that nobody looks at is logged. Arguments and errors as in `send`.
         """
-        intake = self._intake
-        if (
-            intake is not None
-            and intake.breathing is not None
-            and asyncio.current_task() is intake.breathing
-        ):
-            # This task has filled several batches in a row: answers must be read as well.
-            # Before the record is taken, so that a cancellation finds nothing half done.
-            intake.breathing = None
-            await asyncio.sleep(0)
-        try:
-            delivery = self._enter(topic, value, key, headers, partition, timestamp)
-            if type(delivery) is Delivery:
-                return delivery
-            return await self._wait(delivery)
-        except _REFUSALS:
-            self._metrics.record_refused(topic)
-            raise
-
-    async def _wait(self, entered: Any) -> Delivery:
-        if self._intake is None:
-            raise ProducerNotStarted("the producer is not started")
-        return await self._intake.wait(entered)
+        # Where this is compiled, Intake.enqueue stands in for it from the start on.
+        if self._intake is not None and self._intake.breathing is not None:
+            await self._intake.breathe()
+        delivery = self._enter(topic, value, key, headers, partition, timestamp)
+        if type(delivery) is Delivery:
+            return delivery
+        return await self._wait(topic, delivery)
 
     def send_nowait(
         self,
@@ -601,11 +580,7 @@ class Producer(Generic[K, V]):
         BufferFull, and the errors of `send` that come before buffering. Async
         serializers cannot be used here: SerializationError.
         """
-        try:
-            delivery = self._enter(topic, value, key, headers, partition, timestamp, wait=False)
-        except _REFUSALS:
-            self._metrics.record_refused(topic)
-            raise
+        delivery = self._enter(topic, value, key, headers, partition, timestamp, False)
         if type(delivery) is not Delivery:
             raise IllegalStateError("without waiting, a record enters or an error says why not")
         return delivery
@@ -663,7 +638,7 @@ class Producer(Generic[K, V]):
             if topic is None:
                 raise InvalidTopic("without a topic for all, each record must be a Record")
             return await self.enqueue(topic, record)  # type: ignore[arg-type]
-        except _REFUSALS as error:
+        except REFUSALS as error:
             return error
 
     # -- news from the cluster --------------------------------------------------------------

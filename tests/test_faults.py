@@ -482,14 +482,13 @@ async def test_after_a_fork_nothing_can_be_sent(new_producer: New) -> None:
 
     async with new_producer() as producer:
         assert producer._intake is not None
-        loop = producer._intake.open_loop
         _after_fork_in_child()
         try:
             with pytest.raises(ForkError, match=f"in process {os.getpid()}"):
                 await producer.send("t", b"value")
         finally:
             producer._forked = False
-            producer._intake.open_loop = loop
+            producer._intake.open()
 
 
 # -- cancelled ---------------------------------------------------------------------------------

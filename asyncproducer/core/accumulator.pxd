@@ -6,9 +6,13 @@ from asyncproducer.core.delivery cimport Delivery
 from asyncproducer.core.partitioner cimport BuiltInPartitioner
 
 
+cdef Py_ssize_t _MOST_ADDED
+
+
 cdef class TopicState:
     cdef public str name
     cdef public object view
+    cdef public Py_ssize_t partition_count
     cdef public bint known
     cdef public BuiltInPartitioner partitioner
     cdef public list queues
@@ -43,7 +47,7 @@ cdef class Accumulator:
     cdef bint _adaptive
     cdef double _availability_timeout
     cdef Py_ssize_t _compress_inline_bytes
-    cdef object _create_future
+    cdef object _loop
     cdef public object estimator
     cdef public dict topics
     cdef public dict ready
@@ -60,9 +64,26 @@ cdef class Accumulator:
     cdef public bint closed
     cdef bint _rushing
     cdef Py_ssize_t _returned
-    cdef public Py_ssize_t needed
     cdef public bint news
     cdef dict _node_times
+
+    @cython.locals(
+        sticky=cython.bint,
+        queue=PartitionQueue,
+        batch=ProducerBatch,
+        before=Py_ssize_t,
+        delivery=Delivery,
+    )
+    cpdef Delivery append_open(
+        self,
+        TopicState topic,
+        Py_ssize_t partition,
+        long long timestamp,
+        object key,
+        object value,
+        bytes headers,
+        Py_ssize_t size,
+    )
 
     @cython.locals(
         sticky=cython.bint,
@@ -83,6 +104,9 @@ cdef class Accumulator:
         double now,
         Py_ssize_t granted=*,
     )
+
+    @cython.locals(size=Py_ssize_t)
+    cpdef Py_ssize_t batch_bytes(self, object key, object value, bytes headers) except -1
 
     @cython.locals(batch=ProducerBatch)
     cdef ProducerBatch _new_batch(self, PartitionQueue queue, Py_ssize_t size, double now)

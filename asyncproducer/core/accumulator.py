@@ -7,7 +7,7 @@ when it waits for an event that will touch it again: an answer, a compressed bat
 producer id, memory. `_touch` decides which, whenever something about a queue changed.
 
 Who may wait, may not be here: `append` returns None where memory is needed that the
-pool does not give at once, and `needed` says how much.
+pool does not give at once; `batch_bytes` says how much.
 
 Memory is given back through `_free` alone, and reaches the pool in `give_back`, which
 the shell calls when its step is over: handing memory on appends further records, and
@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from asyncproducer.core.backoff import ExponentialBackoff
-from asyncproducer.core.batch import ProducerBatch, batch_upper_bound
+from asyncproducer.core.batch import RECORD_OVERHEAD, ProducerBatch, batch_upper_bound
 from asyncproducer.core.compression import Codec, RatioEstimator
 from asyncproducer.core.delivery import PENDING, Delivery, Failure
 from asyncproducer.core.metadata import TopicMetadata
 from asyncproducer.core.partitioner import BuiltInPartitioner
 from asyncproducer.core.sequences import PartitionSequences, Sequences
-from asyncproducer.errors import AbortedError, DeliveryTimeout
+from asyncproducer.errors import AbortedError, DeliveryError, DeliveryTimeout
 
 __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
 
@@ -36,6 +36,9 @@ _NEVER = float("inf")
 
 #: A heap with so few entries is not worth tidying up.
 _SMALL_HEAP = 64
+
+#: The most that a record adds to its key, value and headers, lengths included.
+_MOST_ADDED = RECORD_OVERHEAD + 10
 
 #: How often the load of a topic's queues is looked at, in seconds per partition, and at
 #: least: counting is O(partitions), so large topics are counted less often.
@@ -110,6 +113,8 @@ class TopicState:
     def __init__(self, name: str, view: TopicMetadata, partitioner: BuiltInPartitioner) -> None:
         self.name = name
         self.view = view
+        #: That of `view`.
+        self.partition_count = view.partition_count
         #: Whether metadata has the topic now.
         self.known = True
         self.partitioner = partitioner
@@ -137,7 +142,7 @@ class Accumulator:
         adaptive_linger: bool = False,
         availability_timeout: float = 0.0,
         compress_inline_bytes: int = 65536,
-        create_future: Callable[[], Any] | None = None,
+        loop: Any = None,
     ) -> None:
         self._memory = memory
         self._batch_size = max(1, batch_size)
@@ -154,7 +159,7 @@ class Accumulator:
         self._adaptive_linger = adaptive_linger
         self._availability_timeout = availability_timeout
         self._compress_inline_bytes = compress_inline_bytes
-        self._create_future = create_future
+        self._loop = loop
         self.estimator = RatioEstimator()
         self.topics: dict[str, TopicState] = {}
         #: Node → queues that can leave now, in the order in which they became ready. Any of
@@ -178,8 +183,6 @@ class Accumulator:
         self.closed = False
         self._rushing = False
         self._returned = 0
-        #: How much memory the last `append` asked for in vain.
-        self.needed = 0
         #: Set when a queue became ready or a batch began; the shell clears it.
         self.news = False
         #: Node → (last time it had data and was ready, last time it was drained).
@@ -197,6 +200,7 @@ class Accumulator:
             self.topics[view.name] = state
             return state
         state.view = view
+        state.partition_count = view.partition_count
         state.known = True
         missing = view.partition_count - len(state.queues)
         if missing > 0:
@@ -258,6 +262,38 @@ class Accumulator:
 
     # -- coming in -------------------------------------------------------------------------
 
+    def append_open(
+        self,
+        topic: TopicState,
+        partition: int,
+        timestamp: int,
+        key: Any,
+        value: Any,
+        headers: bytes,
+        size: int,
+    ) -> Delivery | None:
+        """`append`, where that is no more than writing into an open batch; else None.
+
+        The way of nearly every record. Nothing becomes due here, so it needs no time. `size`
+        is that of key, value and headers together.
+        """
+        sticky = partition < 0
+        if sticky:
+            partition = topic.partitioner.peek(topic.view)
+        queue = topic.queues[partition]
+        if queue is None:
+            return None
+        batch = queue.open
+        if batch is None:
+            return None
+        before = batch.estimated_size()
+        if before + size + _MOST_ADDED >= batch.write_limit:
+            return None
+        delivery = batch.try_append(timestamp, key, value, headers)
+        if sticky and delivery is not None:
+            topic.partitioner.update(partition, batch.estimated_size() - before, topic.view, False)
+        return delivery
+
     def append(
         self,
         topic: TopicState,
@@ -271,9 +307,9 @@ class Accumulator:
     ) -> Delivery | None:
         """Add a record. `partition` -1 lets the sticky partitioner choose.
 
-        Returns None if a new batch is needed and the pool has no memory for it now:
-        `needed` tells how much. With `granted` bytes, reserved by the caller, it
-        succeeds, and what is not needed of them goes back to the pool.
+        Returns None if a new batch is needed and the pool has no memory for it now. With
+        `granted` bytes (`batch_bytes`), reserved by the caller, it succeeds, and what is not
+        needed of them goes back to the pool.
         """
         if not topic.known:
             topic = self._revive(topic)
@@ -303,11 +339,8 @@ class Accumulator:
             # happens here (KIP-794).
             if not topic.partitioner.update(partition, 0, topic.view, True):
                 break
-        size = batch_upper_bound(key, value, headers)
-        if size < self._batch_size:
-            size = self._batch_size
+        size = self.batch_bytes(key, value, headers)
         if not granted and not self._memory.try_reserve(size):
-            self.needed = size
             if not self._rushing:
                 self._hurry(now)
             return None
@@ -330,6 +363,11 @@ class Accumulator:
         else:
             self._touch(queue, now)
         return delivery
+
+    def batch_bytes(self, key: Any, value: Any, headers: bytes) -> int:
+        """How much memory a new batch takes that begins with this record."""
+        size = batch_upper_bound(key, value, headers)
+        return size if size > self._batch_size else self._batch_size
 
     def _revive(self, topic: TopicState) -> TopicState:
         """The topic as it is known now: it was dropped while its record waited for memory."""
@@ -358,7 +396,7 @@ class Accumulator:
             codec=codec,
             ratio=1.0 if codec is None else self.estimator.estimate(topic.name, codec.codec_id),
             memory=size,
-            create_future=self._create_future,
+            loop=self._loop,
         )
         batch.order = (queue.next_order,)
         return batch
@@ -608,7 +646,15 @@ class Accumulator:
             batch.compressing = True
             self.to_compress.append(batch)
             return False
-        self._compressed(batch, codec.compress(batch.uncompressed()))
+        try:
+            payload = codec.compress(batch.uncompressed())
+        except Exception:
+            # The shell does what is done with a large batch: try again, and give it up
+            # (`not_compressed`). Not here, in the middle of a request.
+            batch.compressing = True
+            self.to_compress.append(batch)
+            return False
+        self._compressed(batch, payload)
         return True
 
     def _compressed(self, batch: ProducerBatch, payload: bytes) -> None:
@@ -624,6 +670,23 @@ class Accumulator:
             return
         self._compressed(batch, payload)
         self._touch(self._queue(batch), now)
+
+    def not_compressed(self, batch: ProducerBatch, error: Exception, now: float) -> bool:
+        """The codec failed for a batch of `to_compress`: it ends. False if it had before."""
+        batch.compressing = False
+        if batch.state != PENDING:
+            batch.release()
+            return False
+        failure = Failure(
+            DeliveryError,
+            f"{batch.count} record(s) for {batch.topic}-{batch.partition} could not be "
+            f"compressed: {error!r}",
+            persisted="maybe" if batch.maybe_written else "no",
+            cause=error,
+            attempts=batch.sends,
+            elapsed=now - batch.created_at,
+        )
+        return self._give_up(batch, failure, now)
 
     def _take(self, queue: PartitionQueue, batch: ProducerBatch, now: float) -> None:
         queue.batches.popleft()

@@ -14,7 +14,7 @@ small bytes objects. `COMPILED` tells which; both are covered by the same tests.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
@@ -192,9 +192,9 @@ class ProducerBatch(Outcome):
         codec: Codec | None = None,
         ratio: float = 1.0,
         memory: int = 0,
-        create_future: Callable[[], Any] | None = None,
+        loop: Any = None,
     ) -> None:
-        super().__init__(topic, partition, create_future)
+        super().__init__(topic, partition, loop)
         self.write_limit = write_limit
         self.created_at = created_at
         self.codec = codec
@@ -476,7 +476,7 @@ class ProducerBatch(Outcome):
                 created_at=self.created_at,
                 codec=self.codec,
                 ratio=1.0,
-                create_future=self.create_future,
+                loop=self.loop,
             )
             batch.is_split = True
             batch.order = (*self.order, len(batches))

@@ -2,10 +2,14 @@
 cimport cython
 
 
+cdef class Delivery
+cdef class Waiter
+
+
 cdef class Outcome:
     cdef public str topic
     cdef public Py_ssize_t partition
-    cdef public object create_future
+    cdef public object loop
     cdef public Py_ssize_t count
     cdef public int state
     cdef public long long base_offset
@@ -20,8 +24,9 @@ cdef class Outcome:
 
     cpdef bint acknowledge(self, long long base_offset, long long log_append_time) except? -1
     cpdef bint fail(self, object failure) except? -1
+    @cython.locals(waiter=Waiter)
     cpdef object split_into(self, list parts)
-    cpdef object add_waiter(self, Py_ssize_t index, object future)
+    cpdef object add_waiter(self, Waiter waiter)
     cpdef object add_callback(self, Py_ssize_t index, object function)
     cpdef object add_fence(self, object fence)
     cpdef tuple _part(self, Py_ssize_t index)
@@ -38,5 +43,22 @@ cdef class Delivery:
     cdef bint _observed
 
     cdef Outcome _resolve(self)
-    cpdef object waiter(self)
+    @cython.locals(outcome=Outcome, waiter=Waiter)
+    cpdef Waiter waiter(self)
     cpdef object result(self)
+
+
+@cython.final
+cdef class Waiter:
+    cdef public bint _asyncio_future_blocking
+    cdef public Delivery delivery
+    cdef object _wakeup
+    cdef object _context
+
+    cpdef bint done(self)
+    cpdef object result(self)
+    cpdef object get_loop(self)
+
+
+@cython.locals(at=Py_ssize_t, waiter=Waiter)
+cpdef _wake(object loop, list waiters)

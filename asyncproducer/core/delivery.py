@@ -5,8 +5,11 @@ wakes whoever waits at that moment; records that nobody awaits cost nothing more
 A batch that the broker found too large is split: its outcome then points at the
 outcomes of the parts, and deliveries follow (KIP-126).
 
-This module is compiled together with the record path. It knows no event loop:
-where somebody must wait, `Outcome.create_future` makes the future.
+Whoever waits sleeps on a `Waiter`, not on an asyncio.Future: those of a batch are woken
+by one callback of the loop, where futures need one each.
+
+This module is compiled together with the record path. It knows of the event loop that
+it has `call_soon`, no more.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ __all__ = [
     "Delivery",
     "Failure",
     "Outcome",
+    "Waiter",
 ]
 
 logger = logging.getLogger("asyncproducer")
@@ -125,12 +129,11 @@ class Failure:
 class Outcome:
     """The shared result of the records of one batch."""
 
-    def __init__(
-        self, topic: str, partition: int, create_future: Callable[[], Any] | None = None
-    ) -> None:
+    def __init__(self, topic: str, partition: int, loop: Any = None) -> None:
         self.topic = topic
         self.partition = partition
-        self.create_future = create_future
+        #: The event loop of those who wait, None where nobody may.
+        self.loop = loop
         self.count = 0
         self.state = PENDING
         self.base_offset = -1
@@ -138,9 +141,8 @@ class Outcome:
         self.failure: Failure | None = None
         #: Split: (index of the first record, outcome) of each part, ascending.
         self.parts: list[tuple[int, Outcome]] | None = None
-        #: index, future, index, future ... of those who wait now. Flat, because it is long
-        #: where tens of thousands of tasks each await their own record.
-        self.waiters: list[Any] | None = None
+        #: Those who wait now.
+        self.waiters: list[Waiter] | None = None
         #: (index, function) to call when this is done.
         self.callbacks: list[tuple[int, Callable[[], object]]] | None = None
         #: Fences: called once when every record of this batch has its end.
@@ -183,9 +185,8 @@ class Outcome:
         waiters, self.waiters = self.waiters, None
         callbacks, self.callbacks = self.callbacks, None
         fences, self.fences = self.fences, None
-        for at in range(0, len(waiters or ()), 2):
-            start, part = self._part(waiters[at])  # type: ignore[index]
-            part.add_waiter(waiters[at] - start, waiters[at + 1])  # type: ignore[index]
+        for waiter in waiters or ():
+            waiter.delivery._resolve().add_waiter(waiter)
         for index, function in callbacks or ():
             start, part = self._part(index)
             part.add_callback(index - start, function)
@@ -194,12 +195,12 @@ class Outcome:
             for _, part in parts:
                 part.add_fence(fence)
 
-    def add_waiter(self, index: int, future: Any) -> None:
-        """`future` gets a result (None) when the record at `index` has its end."""
+    def add_waiter(self, waiter: Waiter) -> None:
+        """`waiter` is woken when the record of its delivery has its end."""
         if self.waiters is None:
-            self.waiters = []
-        self.waiters.append(index)
-        self.waiters.append(future)
+            self.waiters = [waiter]
+        else:
+            self.waiters.append(waiter)
 
     def add_callback(self, index: int, function: Callable[[], object]) -> None:
         """`function` is called when the record at `index` has its end."""
@@ -233,14 +234,11 @@ class Outcome:
             for _, function in callbacks:
                 _call(function, self.topic)
         if waiters is not None:
-            for at in range(1, len(waiters), 2):
-                future = waiters[at]
-                try:
-                    if not future.done():
-                        future.set_result(None)
-                except RuntimeError:
-                    # Its event loop is closed: nobody waits any more.
-                    logger.debug("a waiter for %s is gone with its event loop", self.topic)
+            try:
+                self.loop.call_soon(_wake, self.loop, waiters)
+            except RuntimeError:
+                # The event loop is closed: nobody waits any more.
+                logger.debug("waiters for %s are gone with their event loop", self.topic)
         if fences is not None:
             for fence in fences:
                 fence.passed()
@@ -363,24 +361,28 @@ class Delivery:
         else:
             _call(lambda: function(self), outcome.topic)
 
-    def waiter(self) -> Any:
-        """A future that is done when the record has its end; None if it has.
+    def waiter(self) -> Waiter | None:
+        """What to await until the record has its end; None if it has.
 
         To be awaited once, by whoever asked for it; then `result()` does not wait.
         """
         outcome = self._resolve()
         if outcome.state != PENDING:
             return None
-        if outcome.create_future is None:
+        if outcome.loop is None:
             raise IllegalStateError("this delivery belongs to no event loop")
-        future = outcome.create_future()
-        outcome.add_waiter(self._index, future)
-        return future
+        waiter = Waiter.__new__(Waiter)
+        waiter.delivery = self
+        waiter._wakeup = None
+        waiter._context = None
+        waiter._asyncio_future_blocking = False
+        outcome.add_waiter(waiter)
+        return waiter
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        future = self.waiter()
-        if future is not None:
-            yield from future
+        waiter = self.waiter()
+        if waiter is not None:
+            yield from waiter
         return self.result()
 
     def __repr__(self) -> str:
@@ -389,3 +391,81 @@ class Delivery:
         if outcome.state == ACKNOWLEDGED and outcome.base_offset >= 0:
             where += f"@{outcome.base_offset + self._index}"
         return f"<Delivery {where} {_STATE_NAMES[outcome.state].lower()}>"
+
+
+class Waiter:
+    """A task's wait for a delivery: of asyncio.Future, what a Task needs of one.
+
+    A Task recognizes what it may sleep on by `_asyncio_future_blocking`, asks `get_loop`,
+    leaves its wakeup with `add_done_callback`, and asks for the `result` when it is woken;
+    whoever cancels the task calls `cancel` (asyncio/tasks.py, Task.__step and Task.cancel).
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_context", "_wakeup", "delivery")
+
+    delivery: Delivery
+    _wakeup: Callable[[Waiter], object] | None
+    _context: Any
+    _asyncio_future_blocking: bool
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Waiter:
+        return self
+
+    def __next__(self) -> Waiter:
+        if self.done():
+            raise StopIteration
+        if self._wakeup is not None:
+            raise RuntimeError("only one task can await a waiter: await the delivery instead")
+        self._asyncio_future_blocking = True
+        return self
+
+    def done(self) -> bool:
+        """Whether the record has its end."""
+        return self.delivery._resolve().state != PENDING
+
+    def result(self) -> None:
+        """Nothing: what became of the record, the delivery knows."""
+
+    def get_loop(self) -> Any:
+        """The event loop that wakes."""
+        return self.delivery._resolve().loop
+
+    def add_done_callback(self, wakeup: Callable[[Waiter], object], *, context: Any) -> None:
+        """The Task that sleeps here wants to be woken with `wakeup`, in its context."""
+        self._context = context
+        self._wakeup = wakeup
+
+    def cancel(self, msg: Any = None) -> bool:
+        """The Task was cancelled: wake it. The delivery goes on.
+
+        Always False, which tells the Task to remember that it is cancelled, and `msg`: it
+        raises CancelledError by itself when it runs.
+        """
+        if not self.done():
+            loop = self.get_loop()
+            loop.call_soon(_wake, loop, [self])
+        return False
+
+    def __repr__(self) -> str:
+        return f"<Waiter for {self.delivery!r}>"
+
+
+def _wake(loop: Any, waiters: list[Waiter]) -> None:
+    """Run the tasks that sleep there, one after the other, as the loop would."""
+    at = 0
+    for waiter in waiters:
+        at += 1
+        wakeup = waiter._wakeup
+        if wakeup is None:
+            continue  # woken before, by a cancellation
+        waiter._wakeup = None
+        try:
+            waiter._context.run(wakeup, waiter)
+        except BaseException:
+            # SystemExit, KeyboardInterrupt, or a task that cannot run now: not the others'.
+            if at < len(waiters):
+                loop.call_soon(_wake, loop, waiters[at:])
+            raise

@@ -198,8 +198,14 @@ class Scheduler:
         if codec is None:
             return
         records = batch.uncompressed()
-        payload = await self._in_thread(partial(codec.compress, records))
-        self._accumulator.compressed(batch, payload, self._loop.time())
+        try:
+            payload = await self._in_thread(partial(codec.compress, records))
+        except Exception as error:
+            logger.exception("%s-%d: a batch cannot be compressed", batch.topic, batch.partition)
+            if self._accumulator.not_compressed(batch, error, self._loop.time()):
+                self._metrics.records_failed(batch.topic, batch.count)
+        else:
+            self._accumulator.compressed(batch, payload, self._loop.time())
         self.step(self._loop.time())
 
     # -- requests --------------------------------------------------------------------------

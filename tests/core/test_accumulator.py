@@ -15,7 +15,7 @@ from asyncproducer.core import accumulator as module
 from asyncproducer.core.accumulator import Accumulator, Fence, PartitionQueue, TopicState
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, batch_upper_bound
-from asyncproducer.core.compression import codec
+from asyncproducer.core.compression import Codec, codec
 from asyncproducer.core.delivery import Delivery, Failure
 from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
 from asyncproducer.core.sequences import Sequences
@@ -844,9 +844,10 @@ def test_without_memory_nothing_is_appended_and_the_need_is_told() -> None:
     rig = Rig([1, 1], memory=Pool(1500), batch_size=1000)
     rig.append(partition=0)
     assert rig.try_append(bytes(2000), partition=1) is None
-    assert rig.accumulator.needed == batch_upper_bound(None, bytes(2000), NO_HEADERS)
+    bound = batch_upper_bound(None, bytes(2000), NO_HEADERS)
+    assert rig.accumulator.batch_bytes(None, bytes(2000), NO_HEADERS) == bound
     assert rig.try_append(partition=1) is None
-    assert rig.accumulator.needed == 1000
+    assert rig.accumulator.batch_bytes(None, b"v", NO_HEADERS) == 1000
     assert not rig.queue(1).batches
     assert len(rig.accumulator.incomplete) == 1
 
@@ -987,6 +988,47 @@ def test_a_batch_that_ends_while_it_is_compressed_keeps_its_bytes_until_then() -
     assert not batch.compressing
     assert delivery.exception() is not None
     assert rig.ready() == set()
+
+
+class Broken(Codec):
+    """A codec that has no memory."""
+
+    def compress(self, data: Any) -> bytes:
+        raise MemoryError("no room")
+
+
+def test_a_codec_that_fails_fails_its_batch_alone() -> None:
+    """The others of the request leave, in the one that was being made."""
+    rig = Rig([1, 1, 1], codec=codec("lz4"), linger=0.0)
+    deliveries = [rig.append(partition=partition) for partition in range(3)]
+    batch = rig.queue(1).batches[0]
+    batch.codec = Broken("lz4", 3, None)
+    assert partitions(rig.drain()) == [0, 2]
+    assert rig.accumulator.to_compress == [batch]
+    assert rig.accumulator.not_compressed(batch, MemoryError("no room"), rig.now)
+    error = deliveries[1].exception()
+    assert error is not None
+    assert error.persisted == "no"
+    assert isinstance(error.__cause__, MemoryError)
+    assert "could not be compressed" in str(error)
+    assert rig.taken() == 2000
+    assert batch.buffer is None
+    assert not deliveries[0].done()
+    rig.append(partition=1)
+    assert partitions(rig.drain()) == [1]
+
+
+def test_a_codec_that_fails_after_the_batch_was_given_up_changes_nothing() -> None:
+    rig = Rig(codec=codec("lz4"), linger=0.0, compress_inline_bytes=300, delivery_timeout=2.0)
+    delivery = rig.append(bytes(500))
+    rig.drain()
+    [batch] = rig.accumulator.to_compress
+    rig.now += 2.0
+    rig.accumulator.expire(rig.now)
+    assert not rig.accumulator.not_compressed(batch, MemoryError(), rig.now)
+    assert batch.buffer is None
+    assert isinstance(delivery.exception(), DeliveryTimeout)
+    assert rig.taken() == 0
 
 
 def test_the_estimate_is_taken_when_a_batch_begins() -> None:

@@ -9,13 +9,14 @@ accumulator's books are checked, at the end the logs.
 
 from __future__ import annotations
 
+import contextvars
 import os
 import random
 import struct
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from crc32c import crc32c
@@ -24,7 +25,7 @@ from asyncproducer.core.accumulator import Accumulator, Fence, PartitionQueue, T
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, batch_upper_bound, read_records
 from asyncproducer.core.compression import codec, codec_by_id
-from asyncproducer.core.delivery import FAILED, PENDING, Delivery, Failure
+from asyncproducer.core.delivery import FAILED, PENDING, Delivery, Failure, Waiter
 from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
 from asyncproducer.core.outcome import Action, decide, rule_for
 from asyncproducer.core.sequences import IdState, Sequences, is_before
@@ -245,17 +246,54 @@ class Request:
         self.answers: list[tuple[int, int]] | None = None
 
 
-class Waiter:
-    """What somebody waits for; a future in small."""
+class Loop:
+    """Of an event loop what the accumulator's batches know of it."""
 
     def __init__(self) -> None:
-        self.results = 0
+        self.due: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
 
-    def done(self) -> bool:
-        return self.results > 0
+    def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        self.due.append((function, arguments))
 
-    def set_result(self, result: None) -> None:
-        self.results += 1
+    def turn(self) -> None:
+        due, self.due = self.due, []
+        for function, arguments in due:
+            function(*arguments)
+
+
+class Sleeper:
+    """Who waits for a delivery; a task in small. Woken for nothing, it sleeps on."""
+
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
+        self.context = contextvars.copy_context()
+        self.ends = 0
+        self.run()
+
+    def run(self, woken_by: Waiter | None = None) -> None:
+        if next(self.waiter, None) is None:
+            self.ends += 1
+        else:
+            self.waiter.add_done_callback(self.run, context=self.context)
+
+
+def test_a_sleeper_ends_in_the_turn_after_its_delivery() -> None:
+    loop = Loop()
+    batch = ProducerBatch(TOPIC, 0, write_limit=1000, created_at=0.0, loop=loop)
+    delivery = batch.try_append(0, None, b"", NO_HEADERS)
+    assert delivery is not None
+    waiter = delivery.waiter()
+    assert waiter is not None
+    sleeper = Sleeper(waiter)
+    waiter.cancel()
+    loop.turn()
+    assert sleeper.ends == 0
+    batch.acknowledge(0, -1)
+    assert sleeper.ends == 0
+    loop.turn()
+    assert sleeper.ends == 1
+    loop.turn()
+    assert sleeper.ends == 1
 
 
 class Sent:
@@ -264,7 +302,7 @@ class Sent:
     def __init__(self, number: int) -> None:
         self.number = number
         self.delivery: Delivery | None = None
-        self.waiter: Waiter | None = None
+        self.sleeper: Sleeper | None = None
         self.ends = 0
 
 
@@ -297,6 +335,7 @@ class Storm:
         self.setup = setup
         self.random = random.Random(seed)
         self.now = 100.0
+        self.loop = Loop()
         self.pool = Pool(setup.total_memory)
         self.sequences = Sequences() if setup.idempotent else None
         self.next_producer_id = 1000
@@ -312,7 +351,7 @@ class Storm:
             max_in_flight=setup.max_in_flight,
             compress_inline_bytes=300,
             adaptive_linger=setup.adaptive_linger,
-            create_future=Waiter,
+            loop=self.loop,
         )
         self.logs = [Log() for _ in range(setup.partitions)]
         for index, log in enumerate(self.logs):
@@ -375,7 +414,9 @@ class Storm:
             self.append_order.append(number)
             delivery.add_done_callback(lambda _: self.ended(record))
             if self.random.random() < 0.5:
-                record.waiter = delivery.waiter()
+                waiter = delivery.waiter()
+                assert waiter is not None
+                record.sleeper = Sleeper(waiter)
             return True
 
         if self.pool.waiting or not append(0):
@@ -394,6 +435,13 @@ class Storm:
     def give_up_waiting(self) -> None:
         if self.pool.line:
             self.pool.leave(self.random.choice(self.pool.line))
+
+    def wake(self) -> None:
+        """Somebody who awaits is cancelled, and that is taken back before they run."""
+        if self.sent:
+            sleeper = self.random.choice(self.sent).sleeper
+            if sleeper is not None:
+                sleeper.waiter.cancel()
 
     def flush(self) -> None:
         flush = Flush(
@@ -698,8 +746,8 @@ class Storm:
         for record in self.sent:
             if record.delivery is not None:
                 assert record.ends == record.delivery.done()
-            if record.waiter is not None and record.delivery is not None:
-                assert record.waiter.results == record.delivery.done()
+            if record.sleeper is not None and record.delivery is not None:
+                assert record.sleeper.ends == record.delivery.done()
         for flush in self.flushes:
             assert flush.passed <= 1
 
@@ -740,6 +788,7 @@ class Storm:
             (self.end_flush, 2),
             (self.change_largest_batch, 1),
             (self.give_up_waiting, 1),
+            (self.wake, 1),
         ]
         if self.random.random() < 0.3:
             happenings.append((self.vanish, 1))
@@ -753,6 +802,7 @@ class Storm:
             self.random.choices(names, weights)[0]()
             self.accumulator.give_back()
             self.step()
+            self.loop.turn()
             self.check()
         self.settle()
         self.check_logs()
@@ -780,6 +830,7 @@ class Storm:
             self.process()
             self.answer()
             self.step()
+            self.loop.turn()
             self.check()
             busy = self.jobs or any(self.requests.values())
             if not (busy or self.accumulator.incomplete or self.pool.line):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextvars
 import gc
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from asyncproducer.core.delivery import (
     Delivery,
     Failure,
     Outcome,
+    Waiter,
 )
 from asyncproducer.errors import (
     BrokerRejected,
@@ -28,38 +31,88 @@ from asyncproducer.records import RecordMetadata
 T0 = 1_700_000_000_000
 
 
-class Waiter:
-    """A future in small: awaiting it hands it out, then asks whether it has its result."""
+class Loop:
+    """Of an event loop what the rules know of it. A turn comes when the test wants one."""
 
     def __init__(self) -> None:
-        self.results: list[None] = []
-        self.cancelled = False
-        self.loop_is_closed = False
+        self.due: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.closed = False
 
-    def done(self) -> bool:
-        return self.cancelled or bool(self.results)
-
-    def set_result(self, result: None) -> None:
-        if self.loop_is_closed:
+    def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        if self.closed:
             raise RuntimeError("Event loop is closed")
-        assert not self.done()
-        self.results.append(result)
+        self.due.append((function, arguments))
 
-    def __iter__(self) -> Generator[Waiter, None, None]:
-        yield self
-        assert self.done()
+    def turn(self) -> int:
+        """Run what is due, except what becomes due by that. Returns how many calls it was."""
+        due, self.due = self.due, []
+        for at, (function, arguments) in enumerate(due, 1):
+            try:
+                function(*arguments)
+            except BaseException:
+                self.due[:0] = due[at:]
+                raise
+        return len(due)
 
 
 class CancelledError(BaseException):
     """Like asyncio's, which this must not know: not an Exception."""
 
 
-def new(
-    records: int = 3, *, create_future: Callable[[], Any] | None = Waiter
-) -> tuple[ProducerBatch, list[Delivery]]:
-    batch = ProducerBatch(
-        "orders", 3, write_limit=10_000, created_at=5.0, create_future=create_future
-    )
+class Task:
+    """A task in small: it awaits a delivery, and sleeps on what that hands out."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        context: contextvars.Context | None = None,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.context = context or contextvars.copy_context()
+        self.on_end = on_end
+        self.waiter: Waiter | None = None
+        self.must_cancel = False
+        #: What it awaited, or what that raised.
+        self.end: RecordMetadata | DeliveryError | CancelledError | None = None
+        self.steps = 0
+        self.awaiting = delivery.__await__()
+        self.context.run(self.step)
+
+    def cancel(self) -> None:
+        assert self.waiter is not None
+        if not self.waiter.cancel(msg="enough"):
+            self.must_cancel = True
+
+    def step(self, woken_by: Waiter | None = None) -> None:
+        assert woken_by is self.waiter
+        self.steps += 1
+        self.waiter = None
+        try:
+            if self.must_cancel:
+                waiter = self.awaiting.throw(CancelledError())
+            else:
+                waiter = next(self.awaiting)
+        except StopIteration as stop:
+            self.end = stop.value
+        except (DeliveryError, CancelledError) as error:
+            self.end = error
+        else:
+            assert isinstance(waiter, Waiter)
+            assert waiter._asyncio_future_blocking
+            waiter._asyncio_future_blocking = False
+            waiter.add_done_callback(self.step, context=self.context)
+            self.waiter = waiter
+            return
+        self.on_end()
+
+    @property
+    def offset(self) -> int:
+        assert isinstance(self.end, RecordMetadata)
+        return self.end.offset
+
+
+def new(records: int = 3, *, loop: Loop | None = None) -> tuple[ProducerBatch, list[Delivery]]:
+    batch = ProducerBatch("orders", 3, write_limit=10_000, created_at=5.0, loop=loop)
     deliveries = []
     for number in range(records):
         delivery = batch.try_append(T0 + number, None, b"%d" % number + bytes(100), NO_HEADERS)
@@ -78,26 +131,71 @@ def split(batch: ProducerBatch) -> list[ProducerBatch]:
     return batch.split(10)
 
 
-def start(delivery: Delivery) -> tuple[Generator[Any, None, RecordMetadata], Any]:
-    """Begin to await; returns the generator and what it waits for."""
-    waiting = delivery.__await__()
-    return waiting, next(waiting)
+def test_the_loop_of_these_tests_runs_in_order_what_was_due_before_the_turn() -> None:
+    loop = Loop()
+    calls: list[str] = []
+
+    def again(name: str) -> None:
+        calls.append(name)
+        loop.call_soon(calls.append, name + " again")
+
+    assert loop.turn() == 0
+    loop.call_soon(again, "first")
+    loop.call_soon(calls.append, "second")
+    assert calls == []
+    assert loop.turn() == 2
+    assert calls == ["first", "second"]
+    assert loop.turn() == 1
+    assert calls == ["first", "second", "first again"]
 
 
-def finish(waiting: Generator[Any, None, RecordMetadata]) -> RecordMetadata:
-    with pytest.raises(StopIteration) as stop:
-        next(waiting)
-    assert isinstance(stop.value.value, RecordMetadata)
-    return stop.value.value
+def test_the_loop_of_these_tests_goes_on_after_a_call_that_raised() -> None:
+    loop = Loop()
+    calls: list[str] = []
+
+    def fails() -> None:
+        loop.call_soon(calls.append, "third")
+        raise SystemExit
+
+    loop.call_soon(fails)
+    loop.call_soon(calls.append, "second")
+    with pytest.raises(SystemExit):
+        loop.turn()
+    assert calls == []
+    assert loop.turn() == 2
+    assert calls == ["second", "third"]
 
 
-def test_the_waiter_of_these_tests_is_done_once() -> None:
-    waiter = Waiter()
-    assert not waiter.done()
-    waiter.set_result(None)
-    assert waiter.done()
+def test_the_loop_of_these_tests_takes_nothing_when_it_is_closed() -> None:
+    loop = Loop()
+    loop.closed = True
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.call_soon(print)
+    assert loop.due == []
+
+
+def test_the_task_of_these_tests_sleeps_until_it_is_woken_and_ends_once() -> None:
+    batch, [delivery] = new(1, loop=Loop())
+    ends: list[str] = []
+    task = Task(delivery, on_end=partial(ends.append, "end"))
+    waiter = task.waiter
+    assert waiter is not None
+    assert (task.steps, task.end, ends) == (1, None, [])
+    batch.acknowledge(500, -1)
+    task.step(waiter)
+    assert (task.steps, task.offset, ends) == (2, 500, ["end"])
     with pytest.raises(AssertionError):
-        waiter.set_result(None)
+        task.step(waiter)
+
+
+def test_the_task_of_these_tests_raises_its_cancellation_where_it_waits() -> None:
+    _, [delivery] = new(1, loop=Loop())
+    task = Task(delivery)
+    waiter = task.waiter
+    task.cancel()
+    assert task.end is None
+    task.step(waiter)
+    assert isinstance(task.end, CancelledError)
 
 
 # -- results -------------------------------------------------------------------------------
@@ -314,7 +412,8 @@ def test_what_a_callback_raises_is_logged_and_disturbs_nobody(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The CancelledError of some future that the callback looks at is no cancellation of ours."""
-    batch, deliveries = new(2)
+    loop = Loop()
+    batch, deliveries = new(2, loop=loop)
     fence = CountingFence()
     batch.add_fence(fence)
     calls: list[Delivery] = []
@@ -325,11 +424,12 @@ def test_what_a_callback_raises_is_logged_and_disturbs_nobody(
 
     for delivery in deliveries:
         delivery.add_done_callback(fails)
-    waiter = deliveries[1].waiter()
+    task = Task(deliveries[1])
     batch.acknowledge(0, -1)
     assert calls == deliveries
-    assert waiter.done()
     assert fence.passes == 1
+    loop.turn()
+    assert task.offset == 1
     deliveries[0].add_done_callback(fails)
     assert [record.message for record in caplog.records] == [
         "a delivery callback of orders failed"
@@ -365,107 +465,332 @@ def test_callbacks_move_to_the_parts_of_a_split() -> None:
 
 
 def test_awaiting_waits_for_the_end_and_gives_the_metadata() -> None:
-    batch, deliveries = new(2)
-    waiting, waiter = start(deliveries[1])
-    assert isinstance(waiter, Waiter)
+    loop = Loop()
+    batch, deliveries = new(2, loop=loop)
+    task = Task(deliveries[1])
+    waiter = task.waiter
+    assert waiter is not None
     assert not waiter.done()
+    assert loop.turn() == 0
     batch.acknowledge(500, -1)
     assert waiter.done()
-    assert finish(waiting).offset == 501
+    assert task.end is None
+    loop.turn()
+    assert task.offset == 501
+    assert waiter.result() is None  # type: ignore[func-returns-value]  # as a Task asks
 
 
 def test_awaiting_what_is_done_does_not_wait() -> None:
-    batch, [delivery] = new(1, create_future=None)
+    batch, [delivery] = new(1)
     batch.acknowledge(500, -1)
     assert delivery.waiter() is None
     for _ in range(2):
-        assert finish(delivery.__await__()).offset == 500
+        task = Task(delivery)
+        assert (task.offset, task.steps) == (500, 1)
 
 
 def test_awaiting_a_failed_record_raises() -> None:
-    batch, [delivery] = new(1)
-    waiting, waiter = start(delivery)
+    loop = Loop()
+    batch, [delivery] = new(1, loop=loop)
+    tasks = [Task(delivery), Task(delivery)]
     batch.fail(refusal())
-    assert waiter.done()
-    with pytest.raises(BrokerRejected):
-        next(waiting)
+    loop.turn()
+    tasks.append(Task(delivery))
+    assert [type(task.end) for task in tasks] == [BrokerRejected] * 3
+    assert len({id(task.end) for task in tasks}) == 3
 
 
-def test_only_who_waits_gets_a_future() -> None:
-    made: list[Waiter] = []
-
-    def create() -> Waiter:
-        made.append(Waiter())
-        return made[-1]
-
-    batch, deliveries = new(3, create_future=create)
+def test_only_who_waits_gets_a_waiter() -> None:
+    loop = Loop()
+    batch, deliveries = new(3, loop=loop)
+    assert batch.waiters is None
     waiters = [deliveries[2].waiter(), deliveries[2].waiter(), deliveries[0].waiter()]
-    assert made == waiters
+    assert batch.waiters == waiters
+    assert len(set(waiters)) == 3
     batch.acknowledge(0, -1)
-    assert all(waiter.results == [None] for waiter in waiters)
+    assert batch.waiters is None
+    assert all(waiter is not None and waiter.done() for waiter in waiters)
+
+
+def test_whoever_waits_for_a_batch_is_woken_by_one_call_of_the_loop() -> None:
+    """In the order in which they began to wait, whatever their records' order is."""
+    loop = Loop()
+    batch, deliveries = new(4, loop=loop)
+    order: list[int] = []
+    for number in (2, 0, 3, 1, 2):
+        Task(deliveries[number], on_end=partial(order.append, number))
+    batch.acknowledge(0, -1)
+    assert order == []
+    assert loop.turn() == 1
+    assert order == [2, 0, 3, 1, 2]
+    assert loop.turn() == 0
+
+
+def test_a_batch_that_nobody_waits_for_asks_nothing_of_the_loop() -> None:
+    loop = Loop()
+    batch, _ = new(2, loop=loop)
+    batch.acknowledge(0, -1)
+    failed, deliveries = new(2, loop=loop)
+    failed.fail(refusal())
+    assert loop.due == []
+    assert all(delivery.exception() for delivery in deliveries)
+
+
+def test_each_task_is_woken_in_its_own_context() -> None:
+    name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="nobody")
+    loop = Loop()
+    batch, deliveries = new(2, loop=loop)
+    names: list[str] = []
+
+    def note() -> None:
+        names.append(name.get())
+        name.set("changed")
+
+    contexts = [contextvars.copy_context() for _ in deliveries]
+    for delivery, context, mine in zip(deliveries, contexts, ("Ann", "Bob"), strict=True):
+        context.run(name.set, mine)
+        Task(delivery, context, note)
+    batch.acknowledge(0, -1)
+    loop.turn()
+    assert names == ["Ann", "Bob"]
+    assert name.get() == "nobody"
+    assert [context[name] for context in contexts] == ["changed", "changed"]
+
+
+def test_one_context_may_be_that_of_several_tasks() -> None:
+    loop = Loop()
+    batch, deliveries = new(3, loop=loop)
+    context = contextvars.copy_context()
+    tasks = [Task(delivery, context) for delivery in deliveries]
+    batch.acknowledge(7, -1)
+    loop.turn()
+    assert [task.offset for task in tasks] == [7, 8, 9]
 
 
 def test_a_cancelled_wait_does_not_disturb_the_others() -> None:
-    batch, deliveries = new(2)
-    waiters = [delivery.waiter() for delivery in deliveries]
-    waiters[0].cancelled = True
+    """The waiter leaves it to the task to remember it, and wakes nobody but the task."""
+    loop = Loop()
+    batch, deliveries = new(2, loop=loop)
+    tasks = [Task(delivery) for delivery in deliveries]
+    tasks[0].cancel()
+    assert tasks[0].must_cancel
+    assert tasks[0].end is None
+    assert loop.turn() == 1
+    assert isinstance(tasks[0].end, CancelledError)
+    assert tasks[1].steps == 1
     batch.acknowledge(0, -1)
-    assert waiters[0].results == []
-    assert waiters[1].results == [None]
+    assert loop.turn() == 1
+    assert (tasks[0].steps, tasks[1].offset) == (2, 1)
     assert deliveries[0].result().offset == 0
 
 
-def test_waiters_of_a_closed_loop_do_not_disturb_the_others() -> None:
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_task_that_was_woken_for_nothing_sleeps_on(times: int) -> None:
+    """It was cancelled, and that was taken back before it ran (Task.uncancel from 3.13 on)."""
+    loop = Loop()
+    batch, [delivery] = new(1, loop=loop)
+    task = Task(delivery)
+    waiter = task.waiter
+    for _ in range(times):
+        task.cancel()
+    task.must_cancel = False
+    assert loop.turn() == times
+    assert task.waiter is waiter is not None
+    assert not waiter.done()
+    batch.acknowledge(5, -1)
+    loop.turn()
+    assert task.offset == 5
+
+
+@pytest.mark.parametrize("acknowledged_first", [False, True])
+def test_a_task_that_is_cancelled_in_the_turn_of_the_end_is_woken_once(
+    acknowledged_first: bool,
+) -> None:
+    loop = Loop()
+    batch, [delivery] = new(1, loop=loop)
+    task = Task(delivery)
+    waiter = task.waiter
+    assert waiter is not None
+    if acknowledged_first:
+        batch.acknowledge(0, -1)
+        task.cancel()
+        assert len(loop.due) == 1  # the call that is due will do
+    else:
+        task.cancel()
+        batch.acknowledge(0, -1)
+    loop.turn()
+    assert isinstance(task.end, CancelledError)
+    assert task.steps == 2
+    assert waiter.cancel() is False
+    assert loop.due == []
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_a_task_raises_is_not_the_others_matter(at: int, error: BaseException) -> None:
+    """The loop gets it, as it would from the task alone; the others run a turn later."""
+    loop = Loop()
+    batch, deliveries = new(3, loop=loop)
+    order: list[int] = []
+
+    def end(number: int) -> None:
+        order.append(number)
+        if number == at:
+            raise error
+
+    for number, delivery in enumerate(deliveries):
+        Task(delivery, on_end=partial(end, number))
+    batch.acknowledge(0, -1)
+    with pytest.raises(type(error)) as raised:
+        loop.turn()
+    assert raised.value is error
+    assert order == list(range(at + 1))
+    assert loop.turn() == (at < 2)
+    assert order == [0, 1, 2]
+
+
+def test_a_waiter_that_nobody_sleeps_on_yet_stays_out_of_the_way() -> None:
+    """Asked for, and not awaited before the record had its end."""
+    loop = Loop()
+    batch, deliveries = new(2, loop=loop)
+    early = deliveries[0].waiter()
+    task = Task(deliveries[1])
+    assert early is not None
+    assert early.cancel() is False
+    loop.turn()
+    batch.acknowledge(0, -1)
+    assert list(early) == []
+    loop.turn()
+    assert task.offset == 1
+    assert list(early) == []
+
+
+def test_one_waiter_is_for_one_task() -> None:
+    loop = Loop()
+    batch, [delivery] = new(1, loop=loop)
+    task = Task(delivery)
+    assert task.waiter is not None
+    with pytest.raises(RuntimeError, match="await the delivery instead"):
+        next(task.waiter)
+    batch.acknowledge(0, -1)
+    loop.turn()
+    assert task.offset == 0
+
+
+def test_a_waiter_belongs_to_the_loop_of_its_batch_and_says_what_it_waits_for() -> None:
+    loop = Loop()
+    batch, [delivery] = new(1, loop=loop)
+    waiter = delivery.waiter()
+    assert waiter is not None
+    assert waiter.get_loop() is loop
+    assert waiter.delivery is delivery
+    assert repr(waiter) == "<Waiter for <Delivery orders-3 pending>>"
+    batch.acknowledge(8, -1)
+    assert repr(waiter) == "<Waiter for <Delivery orders-3@8 acknowledged>>"
+
+
+def test_the_waiters_of_a_closed_loop_do_not_keep_a_batch_from_its_end() -> None:
     """Close after the loop: who waits there never wakes, but the batch must end."""
-    batch, deliveries = new(2)
-    waiters = [delivery.waiter() for delivery in deliveries]
+    loop = Loop()
+    batch, deliveries = new(2, loop=loop)
+    tasks = [Task(delivery) for delivery in deliveries]
+    calls: list[Delivery] = []
+    deliveries[1].add_done_callback(calls.append)
     fence = CountingFence()
     batch.add_fence(fence)
-    waiters[0].loop_is_closed = True
+    loop.closed = True
     batch.fail(refusal())
-    assert waiters[1].done()
+    assert calls == [deliveries[1]]
     assert fence.passes == 1
-    deliveries[0].exception()
-    deliveries[1].exception()
+    assert batch.waiters is None
+    assert all(delivery.exception() for delivery in deliveries)
+    assert [task.steps for task in tasks] == [1, 1]
 
 
 def test_waiting_without_an_event_loop_is_refused() -> None:
-    _, [delivery] = new(1, create_future=None)
+    _, [delivery] = new(1)
     with pytest.raises(IllegalStateError, match="no event loop"):
         delivery.waiter()
+    with pytest.raises(IllegalStateError, match="no event loop"):
+        Task(delivery)
 
 
 def test_waiters_move_to_the_parts_of_a_split() -> None:
     """RA-20: the user's wait goes on."""
-    batch, deliveries = new(3)
-    awaits = [start(delivery) for delivery in deliveries]
+    loop = Loop()
+    batch, deliveries = new(3, loop=loop)
+    tasks = [Task(delivery) for delivery in deliveries]
+    waiters = [task.waiter for task in tasks]
     parts = split(batch)
+    assert batch.waiters is None
+    assert [part.waiters for part in parts] == [[waiter] for waiter in waiters]
+    assert loop.due == []
     parts[1].acknowledge(70, -1)
-    assert [waiter.done() for _, waiter in awaits] == [False, True, False]
-    assert finish(awaits[1][0]).offset == 70
+    loop.turn()
+    assert [task.end is None for task in tasks] == [True, False, True]
+    assert tasks[1].offset == 70
     parts[0].acknowledge(7, -1)
     parts[2].acknowledge(700, -1)
-    assert [finish(waiting).offset for waiting, _ in (awaits[0], awaits[2])] == [7, 700]
+    assert loop.turn() == 2
+    assert [task.offset for task in tasks] == [7, 70, 700]
+    assert [task.steps for task in tasks] == [2, 2, 2]
+
+
+def test_waiters_follow_splits_of_splits_in_their_order() -> None:
+    """RA-20, RA-23. Those who wait for records of one part are woken as they came."""
+    loop = Loop()
+    batch, deliveries = new(8, loop=loop)
+    order: list[str] = []
+    for name in ("6", "4", "6 again", "1", "0", "4 again"):
+        Task(deliveries[int(name[0])], on_end=partial(order.append, name))
+    batch.close()
+    batch.seal()
+    first, second = batch.split(600)
+    second.seal()
+    inner = second.split(600)
+    assert [part.count for part in (first, *inner)] == [4, 1, 1, 1, 1]
+    for part in (inner[2], first, inner[0]):
+        part.acknowledge(0, -1)
+    assert loop.turn() == 3
+    assert order == ["6", "6 again", "1", "0", "4", "4 again"]
+
+
+def test_a_cancellation_reaches_a_task_that_waits_for_a_part() -> None:
+    loop = Loop()
+    batch, deliveries = new(2, loop=loop)
+    task = Task(deliveries[1])
+    parts = split(batch)
+    assert task.waiter is not None
+    assert task.waiter.get_loop() is loop
+    task.cancel()
+    assert loop.turn() == 1
+    assert isinstance(task.end, CancelledError)
+    parts[1].acknowledge(3, -1)
+    assert loop.turn() == 1
+    assert task.steps == 2
+    assert deliveries[1].result().offset == 3
 
 
 def test_callbacks_come_before_waiters_and_fences_last() -> None:
     """Spec 3.10: flush returns after all that the records' own waiters were told."""
     order: list[str] = []
 
-    class Noting(Waiter):
-        def set_result(self, result: None) -> None:
-            order.append("waiter")
+    class FlushFence:
+        """Its flush sleeps on something of the same loop."""
 
-    class NotingFence:
         def passed(self) -> None:
             order.append("fence")
+            loop.call_soon(order.append, "flush")
 
-    batch, [delivery] = new(1, create_future=Noting)
-    batch.add_fence(NotingFence())
-    delivery.waiter()
+    loop = Loop()
+    batch, [delivery] = new(1, loop=loop)
+    batch.add_fence(FlushFence())
+    Task(delivery, on_end=lambda: order.append("waiter"))
     delivery.add_done_callback(lambda _: order.append("callback"))
     batch.acknowledge(0, -1)
-    assert order == ["callback", "waiter", "fence"]
+    assert order == ["callback", "fence"]
+    loop.turn()
+    assert order == ["callback", "fence", "waiter", "flush"]
 
 
 # -- fences --------------------------------------------------------------------------------

@@ -1551,19 +1551,21 @@ async def test_expired_while_it_is_compressed(cluster: EmbeddedCluster, new_prod
 async def test_failing_compression_is_reported(
     cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The batch fails at its delivery timeout at the latest; the producer goes on."""
-    async with new_producer(**{**IMPATIENT, "batch_size": 200_000}, compression_type="gzip") as p:
+    """The batch fails at once; the producer goes on."""
+    async with new_producer(batch_size=200_000, compression_type="gzip") as p:
         await p.warm_up("t", "t4")
 
         async def broken(function: Callable[[], bytes]) -> bytes:
             raise MemoryError("no room")
 
         p._scheduler._in_thread = broken
-        with pytest.raises(DeliveryError):
+        with pytest.raises(DeliveryError, match="could not be compressed") as caught:
             await p.send("t", bytes(100_000))
+        assert caught.value.persisted == "no"
+        assert p.metrics()["record_error_total"] == 1
         await p.send("t", payload(1))
     assert stored(cluster) == [1]
-    assert errors_logged(caplog) == ["a background task failed"]
+    assert errors_logged(caplog) == ["t-0: a batch cannot be compressed"]
 
 
 # -- robustness --------------------------------------------------------------------------------

@@ -1,0 +1,291 @@
+"""`await producer.enqueue()` without a coroutine: Entry does what a coroutine would.
+
+Compiled, it is what `Producer.enqueue` returns; uncompiled, it is tested all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+import pytest
+
+from asyncproducer import BufferTimeout, Delivery, Producer, ProducerClosed, SerializationError
+from asyncproducer._implementation import IMPLEMENTATION
+from asyncproducer.intake import Entry, Intake
+from asyncproducer.testing import EmbeddedCluster
+
+New = Callable[..., Producer[Any, Any]]
+
+
+async def running(producer: Producer[Any, Any]) -> Intake:
+    await producer.start()
+    await producer.warm_up("t", "t4")
+    assert producer._intake is not None
+    return producer._intake
+
+
+async def fill(producer: Producer[Any, Any]) -> Delivery:
+    """Take all the memory, with a record that stays in the buffer."""
+    return producer.send_nowait("t", bytes(900), partition=0)
+
+
+FULL = {
+    "batch_size": 1000,
+    "buffer_memory": 1000,
+    "max_request_size": 1000,
+    "linger_ms": 10_000,
+    "adaptive_linger": False,
+    "delivery_timeout_ms": 60_000,
+}
+
+
+def values(cluster: EmbeddedCluster, topic: str = "t") -> list[bytes | None]:
+    return [record.value for record in cluster.records(topic)]
+
+
+async def test_compiled_the_producer_hands_it_out(new_producer: New) -> None:
+    producer = new_producer()
+    await running(producer)
+    entry = producer.enqueue("t", b"1")
+    assert (type(entry) is Entry) == (IMPLEMENTATION == "compiled")
+    await entry
+
+
+async def test_a_subclass_keeps_its_own_enqueue(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    class Upper(Producer[Any, Any]):
+        async def enqueue(self, topic: str, value: Any = None, **fields: Any) -> Delivery:
+            return await super().enqueue(topic, value.upper(), **fields)
+
+    producer = Upper(cluster.bootstrap_servers, connector=cluster.connector)
+    async with producer:
+        await (await producer.enqueue("t", b"value", key=b"k"))
+    assert values(cluster) == [b"VALUE"]
+
+
+async def test_it_is_done_in_its_first_step(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """With room and metadata, the loop does not turn."""
+    producer = new_producer()
+    intake = await running(producer)
+    turns: list[int] = []
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    delivery = await intake.enqueue(
+        "t4", b"v", key=b"k", headers={"h": b"1"}, partition=3, timestamp=7
+    )
+    assert type(delivery) is Delivery
+    assert turns == []
+    metadata = await delivery
+    assert (metadata.partition, metadata.timestamp) == (3, 7)
+    [record] = cluster.records("t4")
+    assert (record.key, record.value) == (b"k", b"v")
+    assert list(record.headers) == [("h", b"1")]
+
+
+async def test_the_value_is_optional(cluster: EmbeddedCluster, new_producer: New) -> None:
+    intake = await running(new_producer())
+    await (await intake.enqueue("t", key=b"k"))
+    assert values(cluster) == [None]
+
+
+async def test_nothing_happens_before_it_is_awaited(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    producer = new_producer()
+    intake = await running(producer)
+    first = intake.enqueue("t", b"first")
+    second = intake.enqueue("t", b"second")
+    assert not producer._accumulator.incomplete
+    later = await second
+    await (await first)
+    await later
+    assert values(cluster) == [b"second", b"first"]
+
+
+async def test_never_awaited_is_a_warning(cluster: EmbeddedCluster, new_producer: New) -> None:
+    intake = await running(new_producer())
+    with pytest.warns(RuntimeWarning, match=r"enqueue\('t', ...\) was never awaited"):
+        intake.enqueue("t", b"lost")
+    assert values(cluster) == []
+
+
+async def test_awaited_twice_is_an_error(cluster: EmbeddedCluster, new_producer: New) -> None:
+    intake = await running(new_producer())
+    entry = intake.enqueue("t", b"once")
+    await (await entry)
+    with pytest.raises(RuntimeError, match="twice"):
+        await entry
+    assert values(cluster) == [b"once"]
+
+
+async def test_errors_come_when_it_is_awaited(new_producer: New) -> None:
+    producer = new_producer()
+    intake = await running(producer)
+    entry = intake.enqueue("t", 5)
+    with pytest.raises(SerializationError):
+        await entry
+    assert producer.metrics()["record_error_total"] == 1
+    await producer.close()
+    entry = intake.enqueue("t", b"late")
+    with pytest.raises(ProducerClosed):
+        await entry
+
+
+async def as_task(entry: Any) -> Delivery:
+    return await asyncio.create_task(entry)
+
+
+async def as_one_of_many(entry: Any) -> Delivery:
+    [delivery] = await asyncio.gather(entry)
+    return delivery  # type: ignore[no-any-return]
+
+
+async def with_time_limit(entry: Any) -> Delivery:
+    return await asyncio.wait_for(entry, 1.0)  # noqa: TID251 (users do)
+
+
+async def in_a_task_group(entry: Any) -> Delivery:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(entry)
+    return task.result()  # type: ignore[no-any-return]
+
+
+async def shielded(entry: Any) -> Delivery:
+    return await asyncio.shield(entry)
+
+
+@pytest.mark.parametrize(
+    "run", [as_task, as_one_of_many, with_time_limit, in_a_task_group, shielded]
+)
+async def test_asyncio_takes_it_for_a_coroutine(
+    cluster: EmbeddedCluster, new_producer: New, run: Callable[[Any], Coroutine[Any, Any, Delivery]]
+) -> None:
+    intake = await running(new_producer())
+    entry = intake.enqueue("t", b"v")
+    assert asyncio.iscoroutine(entry)
+    assert inspect.isawaitable(entry)
+    await (await run(entry))
+    assert values(cluster) == [b"v"]
+
+
+async def test_a_plain_python_task_runs_it(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """That calls `send`, where the C one has a shorter way."""
+    intake = await running(new_producer())
+    task: Any = asyncio.tasks._PyTask(intake.enqueue("t", b"v"))  # type: ignore[attr-defined]
+    await (await task)
+    assert values(cluster) == [b"v"]
+
+
+async def test_anyio_runs_it(cluster: EmbeddedCluster, new_producer: New) -> None:
+    producer = new_producer()
+    await running(producer)
+    async with anyio.create_task_group() as group:
+        group.start_soon(producer.enqueue, "t", b"v")
+        group.start_soon(producer.send, "t", b"w")
+    await producer.flush()
+    assert values(cluster) == [b"v", b"w"]
+
+
+@pytest.mark.parametrize("python_task", [False, True])
+async def test_it_waits_for_room(
+    cluster: EmbeddedCluster, new_producer: New, python_task: bool
+) -> None:
+    producer = new_producer(**FULL)
+    intake = await running(producer)
+    await fill(producer)
+    entry = intake.enqueue("t", bytes(800))
+    task: Any
+    if python_task:
+        task = asyncio.tasks._PyTask(entry)  # type: ignore[attr-defined]
+    else:
+        task = asyncio.create_task(entry)
+    await asyncio.sleep(0)
+    assert producer._pool.waiting == 1
+    delivery = await task
+    await producer.flush()
+    assert delivery.done()
+    assert [len(value or b"") for value in values(cluster)] == [900, 800]
+
+
+async def test_cancelled_while_it_waits_nothing_is_sent(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    producer = new_producer(**FULL)
+    intake = await running(producer)
+    first = await fill(producer)
+    task = asyncio.create_task(intake.enqueue("t", bytes(800)))
+    await asyncio.sleep(0)
+    assert producer._pool.waiting == 1
+    task.cancel("enough")
+    with pytest.raises(asyncio.CancelledError, match="enough"):
+        await task
+    assert producer._pool.waiting == 0
+    await first
+    await producer.flush()
+    assert [len(value or b"") for value in values(cluster)] == [900]
+
+
+async def test_no_room_in_time(cluster: EmbeddedCluster, new_producer: New) -> None:
+    producer = new_producer(**FULL, max_block_ms=20)
+    intake = await running(producer)
+    cluster.pause(1)
+    cluster.pause(2)
+    first = await fill(producer)
+    with pytest.raises(BufferTimeout):
+        await intake.enqueue("t", bytes(800))
+    assert producer.metrics()["record_error_total"] == 1
+    cluster.resume(1)
+    cluster.resume(2)
+    await first
+
+
+async def test_given_up_while_it_waits(new_producer: New) -> None:
+    producer = new_producer(**FULL)
+    intake = await running(producer)
+    first = await fill(producer)
+    entry = intake.enqueue("t", bytes(800))
+    entry.send(None)
+    assert producer._pool.waiting == 1
+    entry.close()
+    assert producer._pool.waiting == 0
+    await first
+
+
+async def test_given_up_before_it_began(new_producer: New) -> None:
+    intake = await running(new_producer())
+    entry = intake.enqueue("t", b"v")
+    entry.close()
+    with pytest.raises(RuntimeError, match="twice"):
+        await entry
+
+
+async def test_an_exception_thrown_in_before_it_began(new_producer: New) -> None:
+    """As a task does that is cancelled before it runs."""
+    intake = await running(new_producer())
+    error = KeyError("k")
+    for thrown in ((error,), (KeyError, error, None)):
+        entry = intake.enqueue("t", b"v")
+        with pytest.raises(KeyError) as caught:
+            entry.throw(*thrown)
+        assert caught.value is error
+    task = asyncio.create_task(intake.enqueue("t", b"v"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_long_loop_lets_others_run(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """Without ever waiting for room: answers must be read."""
+    producer = new_producer(batch_size=200)
+    intake = await running(producer)
+    turns: list[int] = []
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    for _ in range(100):
+        await intake.enqueue("t", bytes(90))
+    assert turns == [1]
+    await producer.flush()
+    assert len(values(cluster)) == 100
