@@ -38,7 +38,6 @@ __all__ = [
     "IdState",
     "PartitionSequences",
     "Sequences",
-    "decrement",
     "increment",
     "is_before",
 ]
@@ -52,11 +51,6 @@ MAX_EPOCH = 32767
 def increment(sequence: int, by: int) -> int:
     """`sequence` + `by`, wrapping from 2147483647 to 0."""
     return (sequence + by) % _MODULO
-
-
-def decrement(sequence: int, by: int) -> int:
-    """`sequence` - `by`, wrapping from 0 to 2147483647."""
-    return (sequence - by) % _MODULO
 
 
 def is_before(first: int, second: int) -> bool:

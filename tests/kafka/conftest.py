@@ -20,7 +20,7 @@ import aiokafka
 import confluent_kafka
 import pytest
 
-from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable
+from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable, _wait_until
 
 
 class FreshTopic(Protocol):
@@ -224,23 +224,21 @@ def read_log() -> Reader:
 # -- waiting
 
 
-async def _until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """`condition` asks a cluster, which blocks: it is called in a thread.
-
-    Asking again is no busy loop, since each question takes its time.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while not await asyncio.to_thread(condition):
-        assert loop.time() < deadline, f"it did not become true in {timeout_s} s"
-
-
 class Until(Protocol):
-    """Waits, in a coroutine, until a blocking question is answered with yes."""
+    """Blocks until a question is answered with yes; an error that may pass is no answer."""
 
-    async def __call__(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None: ...
+    def __call__(self, condition: Callable[[], bool], timeout_s: float = 40.0) -> None: ...
 
 
 @pytest.fixture
 def until() -> Until:
-    return _until
+    """The only poll of these tests, for what no event tells.
+
+    Brokers tell nobody when they have noticed what happened to another one, nor does a process
+    that is not our child tell us of its end.
+    """
+
+    def wait(condition: Callable[[], bool], timeout_s: float = 40.0) -> None:
+        assert _wait_until(condition, time.monotonic() + timeout_s), "it did not become true"
+
+    return wait

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -23,7 +23,7 @@ from asyncproducer import Delivery, DeliveryError, Producer, RecordMetadata
 from asyncproducer.testing.kafka import KafkaCluster
 
 if TYPE_CHECKING:
-    from tests.kafka.conftest import FreshTopic, Log, Reader
+    from tests.kafka.conftest import FreshTopic, Log, Reader, Until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -85,6 +85,8 @@ class Load:
     def __init__(self, producer: Producer[Any, Any], topic: str) -> None:
         self.ledger = Ledger()
         self.unfinished = 0
+        #: Set while there are records without an end.
+        self._busy = threading.Event()
         self._producer = producer
         self._topic = topic
         self._deliveries: list[Delivery] = []
@@ -101,6 +103,7 @@ class Load:
             )
             if not self.unfinished:
                 self._last_news = now
+                self._busy.set()
             self.unfinished += 1
             self._deliveries.append(delivery)
             delivery.add_done_callback(partial(self._ended, now))
@@ -112,6 +115,8 @@ class Load:
         ledger.longest_delivery_s = max(ledger.longest_delivery_s, now - since)
         self._last_news = now
         self.unfinished -= 1
+        if not self.unfinished:
+            self._busy.clear()
 
     async def during(self, fault: Callable[[], None], records: int) -> None:
         """Sends `records`, some at once, some while `fault` goes on in a thread, and the rest.
@@ -120,9 +125,9 @@ class Load:
         """
 
         def in_the_middle() -> None:
-            while not self.unfinished:
-                time.sleep(0.0005)
-            self.ledger.unfinished_at_faults += (self.unfinished,)
+            while not (unfinished := self.unfinished):
+                assert self._busy.wait(60), "nothing is sent"
+            self.ledger.unfinished_at_faults += (unfinished,)
             fault()
 
         if not self._deliveries:
@@ -135,13 +140,14 @@ class Load:
             await self.send(min(portion, left))
             left -= min(portion, left)
             portion = left if going_on.done() else records // 200
+            # The load is spread over the fault, which takes real time.
             await asyncio.wait([going_on], timeout=0.05)
             await asyncio.sleep(0)
         await going_on
         self.ledger.faults += 1
 
     async def finish(self) -> list[RecordMetadata | DeliveryError]:
-        """Waits for the end of each record."""
+        """Waits for the end of each record, and closes the producer."""
         await self._producer.flush()
         ends: list[RecordMetadata | DeliveryError] = []
         for delivery in self._deliveries:
@@ -151,6 +157,8 @@ class Load:
         ledger.sent = len(ends)
         ledger.acknowledged = sum(isinstance(end, RecordMetadata) for end in ends)
         ledger.failed = ledger.sent - ledger.acknowledged
+        # What expired while it was under way keeps its memory until its request has ended.
+        await self._producer.close()
         metrics = self._producer.metrics()
         ledger.retries = int(metrics["record_retry_total"])
         ledger.seconds = self._loop.time() - self._began
@@ -205,19 +213,6 @@ class Load:
         return ledger
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 40.0) -> None:
-    """In a thread. Asking takes its time, so this is no busy loop."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            if condition():
-                return
-        except OSError:
-            pass  # nobody answers yet
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.02)
-
-
 def busiest(kafka3: KafkaCluster, topic: str) -> int:
     """The node that leads most partitions."""
     leaders = [partition.leader for partition in kafka3.topic(topic).values()]
@@ -245,10 +240,20 @@ def elect_preferred_leaders(kafka3: KafkaCluster, topic: str) -> None:
     admin.elect_leaders(ElectionType.PREFERRED, partitions).result(30)
 
 
+def freeze(kafka3: KafkaCluster, topic: str, until: Until, enough: Callable[[int], bool]) -> None:
+    """The busiest node stands still until it is `enough`, and then catches up."""
+    node = busiest(kafka3, topic)
+    kafka3.pause(node)
+    until(lambda: enough(node))
+    kafka3.resume(node)
+    until(lambda: in_sync(kafka3, topic))
+
+
 async def test_a_broker_is_killed_five_times_under_100000_records(
     kafka3: KafkaCluster,
     fresh_topic: FreshTopic,
     read_quickly: Reader,
+    until: Until,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     topic = fresh_topic(PARTITIONS, cluster=kafka3)
@@ -256,9 +261,9 @@ async def test_a_broker_is_killed_five_times_under_100000_records(
     def kill_and_restart() -> None:
         node = busiest(kafka3, topic)
         kafka3.kill(node)
-        wait_for(lambda: led_by_others(kafka3, topic, node))
+        until(lambda: led_by_others(kafka3, topic, node))
         kafka3.restart(node)
-        wait_for(lambda: in_sync(kafka3, topic))
+        until(lambda: in_sync(kafka3, topic))
         elect_preferred_leaders(kafka3, topic)
 
     async with Producer[Any, Any](kafka3.bootstrap_servers, acks="all") as producer:
@@ -274,6 +279,7 @@ async def test_a_broker_is_stopped_and_started_while_sending(
     kafka3: KafkaCluster,
     fresh_topic: FreshTopic,
     read_quickly: Reader,
+    until: Until,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """IT-10: it hands its leaders over, and is a follower of all the others."""
@@ -284,7 +290,7 @@ async def test_a_broker_is_stopped_and_started_while_sending(
         kafka3.stop_node(node)
         assert led_by_others(kafka3, topic, node)
         kafka3.restart(node)
-        wait_for(lambda: in_sync(kafka3, topic))
+        until(lambda: in_sync(kafka3, topic))
 
     async with Producer[Any, Any](kafka3.bootstrap_servers) as producer:
         load = Load(producer, topic)
@@ -300,6 +306,7 @@ async def test_a_broker_freezes_for_longer_than_the_request_timeout(
     kafka3: KafkaCluster,
     fresh_topic: FreshTopic,
     read_quickly: Reader,
+    until: Until,
     capsys: pytest.CaptureFixture[str],
     until_deposed: bool,
 ) -> None:
@@ -309,19 +316,18 @@ async def test_a_broker_freezes_for_longer_than_the_request_timeout(
         kafka3.bootstrap_servers, request_timeout_ms=500, socket_connection_setup_timeout_ms=500
     ) as producer:
 
-        def freeze() -> None:
-            node = busiest(kafka3, topic)
+        def freeze_until_retried() -> None:
             before = producer.metrics()["record_retry_total"]
-            kafka3.pause(node)
-            wait_for(lambda: producer.metrics()["record_retry_total"] > before)
-            if until_deposed:
-                wait_for(lambda: led_by_others(kafka3, topic, node))
-            kafka3.resume(node)
-            wait_for(lambda: in_sync(kafka3, topic))
+
+            def enough(node: int) -> bool:
+                retried = producer.metrics()["record_retry_total"] > before
+                return retried and (not until_deposed or led_by_others(kafka3, topic, node))
+
+            freeze(kafka3, topic, until, enough)
 
         load = Load(producer, topic)
-        await load.during(freeze, 10_000)
-        await load.during(freeze, 10_000)
+        await load.during(freeze_until_retried, 10_000)
+        await load.during(freeze_until_retried, 10_000)
         ledger = await load.settle(kafka3, read_quickly, capsys)
     assert ledger.failed == 0
     assert ledger.retries > 0
@@ -331,17 +337,14 @@ async def test_what_expires_while_a_broker_is_frozen(
     kafka3: KafkaCluster,
     fresh_topic: FreshTopic,
     read_quickly: Reader,
+    until: Until,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It may be in the log or not: that is told, and what comes behind it is not disturbed."""
     topic = fresh_topic(PARTITIONS, cluster=kafka3)
 
-    def freeze() -> None:
-        node = busiest(kafka3, topic)
-        kafka3.pause(node)
-        wait_for(lambda: led_by_others(kafka3, topic, node))
-        kafka3.resume(node)
-        wait_for(lambda: in_sync(kafka3, topic))
+    def freeze_until_deposed() -> None:
+        freeze(kafka3, topic, until, lambda node: led_by_others(kafka3, topic, node))
 
     async with Producer[Any, Any](
         kafka3.bootstrap_servers,
@@ -350,8 +353,8 @@ async def test_what_expires_while_a_broker_is_frozen(
         socket_connection_setup_timeout_ms=400,
     ) as producer:
         load = Load(producer, topic)
-        await load.during(freeze, 10_000)
-        await load.during(freeze, 10_000)
+        await load.during(freeze_until_deposed, 10_000)
+        await load.during(freeze_until_deposed, 10_000)
         ledger = await load.settle(kafka3, read_quickly, capsys)
     assert ledger.sent == 20_000
     assert ledger.failed > 0
@@ -361,6 +364,7 @@ async def test_all_brokers_are_gone_and_come_back(
     kafka3: KafkaCluster,
     fresh_topic: FreshTopic,
     read_quickly: Reader,
+    until: Until,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With little memory, so that senders wait for it meanwhile."""
@@ -370,7 +374,7 @@ async def test_all_brokers_are_gone_and_come_back(
         for node in kafka3.running:
             kafka3.kill(node)
         kafka3.heal()
-        wait_for(lambda: in_sync(kafka3, topic))
+        until(lambda: in_sync(kafka3, topic))
 
     async with Producer[Any, Any](kafka3.bootstrap_servers, buffer_memory=500_000) as producer:
         load = Load(producer, topic)

@@ -6,8 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +16,7 @@ from asyncproducer.testing.kafka import KafkaCluster, KafkaSource, KafkaUnavaila
 from asyncproducer.testing.kafka_admin import Admin, AdminError
 
 if TYPE_CHECKING:
-    from tests.kafka.conftest import FreshTopic
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.02)
+    from tests.kafka.conftest import FreshTopic, Until
 
 
 def accepts(server: str) -> bool:
@@ -94,7 +85,7 @@ async def test_records_come_back(kafka: KafkaCluster, fresh_topic: FreshTopic) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pipes to a killed process's children")
-def test_brokers_end_with_a_killed_owner() -> None:
+def test_brokers_end_with_a_killed_owner(until: Until) -> None:
     """A test run that is killed cannot clean up; its brokers and files must not stay."""
     script = (
         "import time\n"
@@ -107,8 +98,8 @@ def test_brokers_end_with_a_killed_owner() -> None:
         assert run.stdout is not None
         server, directory = run.stdout.readline().split()
         run.send_signal(signal.SIGKILL)
-    wait_until(lambda: not Path(directory).exists())
-    wait_until(lambda: not accepts(server))
+    until(lambda: not Path(directory).exists())
+    until(lambda: not accepts(server))
 
 
 # -- a cluster that was told how to be
@@ -164,7 +155,7 @@ def test_metadata_of_every_node_shows_three_nodes(kafka3: KafkaCluster) -> None:
 
 
 async def test_a_killed_node_comes_back_with_its_data(
-    kafka3: KafkaCluster, fresh_topic: FreshTopic
+    kafka3: KafkaCluster, fresh_topic: FreshTopic, until: Until
 ) -> None:
     topic = fresh_topic(cluster=kafka3)
     await write(kafka3, topic, b"kept")
@@ -172,21 +163,23 @@ async def test_a_killed_node_comes_back_with_its_data(
 
     kafka3.kill(leader)
     assert leader not in kafka3.running
-    wait_until(lambda: kafka3.topic(topic)[0].leader not in {leader, -1})
+    until(lambda: kafka3.topic(topic)[0].leader not in {leader, -1})
     assert kafka3.end_offsets(topic) == {0: 1}
 
     kafka3.restart(leader)
-    wait_until(lambda: sorted(kafka3.topic(topic)[0].isr) == [1, 2, 3])
+    until(lambda: sorted(kafka3.topic(topic)[0].isr) == [1, 2, 3])
     assert await read(kafka3, topic, 1) == [b"kept"]
 
 
-def test_a_paused_node_is_silent_and_goes_on_when_resumed(kafka3: KafkaCluster) -> None:
+def test_a_paused_node_is_silent_and_goes_on_when_resumed(
+    kafka3: KafkaCluster, until: Until
+) -> None:
     kafka3.pause(2)
     assert kafka3.running == [1, 3]
     with pytest.raises(TimeoutError):
         Admin(kafka3.addresses, timeout_s=0.3).view(node=2)
     kafka3.resume(2)
-    wait_until(lambda: sorted(kafka3.view(node=2).brokers) == [1, 2, 3])
+    until(lambda: sorted(kafka3.view(node=2).brokers) == [1, 2, 3])
 
 
 def test_a_stopped_node_hands_its_leaders_over(

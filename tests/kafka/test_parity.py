@@ -11,7 +11,6 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pytest
@@ -23,7 +22,9 @@ from asyncproducer.testing.kafka import KafkaCluster
 from asyncproducer.testing.raw_client import RawClient
 
 if TYPE_CHECKING:
+    from asyncproducer.testing.kafka_admin import PartitionView
     from asyncproducer.testing.messages import Message
+    from tests.kafka.conftest import Until
 
 numbers = itertools.count(time.time_ns())
 
@@ -54,7 +55,7 @@ class Brokers(Protocol):
         ...
 
     async def stop(self, node: int) -> None:
-        """Returns when the node is gone and nobody takes it for a leader."""
+        """Returns when the node is gone, and nobody takes it for a leader or a replica in sync."""
         ...
 
     async def start(self, node: int) -> None:
@@ -63,8 +64,9 @@ class Brokers(Protocol):
 
 
 class RealBrokers:
-    def __init__(self, cluster: KafkaCluster) -> None:
+    def __init__(self, cluster: KafkaCluster, until: Until) -> None:
         self._cluster = cluster
+        self._until = until
         self._topics: list[str] = []
 
     @property
@@ -78,15 +80,24 @@ class RealBrokers:
 
     async def stop(self, node: int) -> None:
         await asyncio.to_thread(self._cluster.stop_node, node)
+        await self._settle(lambda p: p.leader > 0 and node not in {p.leader, *p.isr})
 
     async def start(self, node: int) -> None:
         await asyncio.to_thread(self._cluster.restart, node)
+        await self._settle(lambda p: len(p.isr) == 3)
 
-        async def in_sync() -> bool:
-            views = [await asyncio.to_thread(self._cluster.topic, name) for name in self._topics]
-            return all(len(p.isr) == 3 for view in views for p in view.values())
+    async def _settle(self, condition: Callable[[PartitionView], bool]) -> None:
+        """Waits until it holds for all our partitions, as each running node sees them."""
 
-        await until(in_sync)
+        def holds() -> bool:
+            for node in self._cluster.running:
+                topics = self._cluster.view(*self._topics, node=node).topics
+                found = [p for partitions in topics.values() for p in partitions.values()]
+                if len(found) < len(self._topics) or not all(map(condition, found)):
+                    return False
+            return True
+
+        await asyncio.to_thread(self._until, holds)
 
 
 class EmbeddedBrokers:
@@ -109,19 +120,12 @@ class EmbeddedBrokers:
 
 
 @pytest.fixture(params=["embedded", "kafka"])
-async def brokers(request: pytest.FixtureRequest) -> AsyncIterator[Brokers]:
+async def brokers(request: pytest.FixtureRequest, until: Until) -> AsyncIterator[Brokers]:
     if request.param == "kafka":
-        yield RealBrokers(request.getfixturevalue("kafka3"))
+        yield RealBrokers(request.getfixturevalue("kafka3"), until)
         return
     async with EmbeddedCluster(3) as cluster:
         yield EmbeddedBrokers(cluster)
-
-
-async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 30.0) -> None:
-    """Real brokers do some things a little later than they say."""
-    async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
 
 
 async def metadata(brokers: Brokers, node: int, topic: str, *, version: int = 12) -> Message:
@@ -174,20 +178,11 @@ def batch(producer_id: int = -1, epoch: int = -1, sequence: int = -1) -> bytes:
 
 
 async def new_producer_id(brokers: Brokers) -> int:
-    async with await RawClient.connect(brokers.addresses[1]) as client:
-        while True:
-            answer = await client.request(
-                "init_producer_id",
-                5,
-                transactional_id=None,
-                transaction_timeout=60_000,
-                producer_id=-1,
-                producer_epoch=-1,
-            )
-            # A broker has to get a block of ids first.
-            if answer.error_code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                found: int = answer.producer_id
-                return found
+    """That of a producer, which waits until a broker has got a block of ids."""
+    async with Producer(brokers.addresses[1]) as producer:
+        await producer.warm_up()
+        assert producer._sequences is not None
+        return producer._sequences.producer_id
 
 
 @pytest.mark.parametrize("version", range(3, 14))
@@ -227,12 +222,6 @@ async def test_a_new_leader_knows_what_the_old_one_knew(brokers: Brokers, topic:
         assert (await produce(brokers, old, topic, data))[1].error_code == ErrorCode.NONE
     await brokers.stop(old)
     others = [node for node in brokers.addresses if node != old]
-
-    async def moved() -> bool:
-        views = [await partition_of(brokers, node, topic) for node in others]
-        return all(view.leader_id in others and old not in view.isr_nodes for view in views)
-
-    await until(moved)
     view = await partition_of(brokers, others[0], topic)
     new = view.leader_id
     assert (view.error_code, view.leader_epoch) == (ErrorCode.NONE, 1)
@@ -262,11 +251,6 @@ async def test_a_leader_counts_its_replicas(brokers: Brokers, topic: str) -> Non
     follower = next(node for node in brokers.addresses if node != leader)
     await brokers.stop(follower)
     try:
-
-        async def noticed() -> bool:
-            return follower not in (await partition_of(brokers, leader, topic)).isr_nodes
-
-        await until(noticed)
         answer = (await produce(brokers, leader, topic, batch()))[1]
         assert (answer.error_code, answer.base_offset) == (ErrorCode.NOT_ENOUGH_REPLICAS, -1)
         assert (answer.log_start_offset, answer.record_errors) == (0, ())
@@ -370,20 +354,13 @@ async def timestamps_of_the_log(kind: Kind, topic: str) -> Seen:
 
 
 async def internal_topics(kind: Kind, topic: str) -> Seen:
-    async with patient(kind.bootstrap_servers) as producer:
+    # The brokers make them now.
+    async with patient(kind.bootstrap_servers, max_block_ms=30_000) as producer:
         seen = []
         for name in ("__consumer_offsets", "__transaction_state"):
-            await until(partial(known, producer, name))
+            await producer.partitions_for(name)
             seen += await send_together(producer, name, {"value": b"v", "key": b"k"})
     return seen
-
-
-async def known(producer: Producer[Any, Any], topic: str) -> bool:
-    try:
-        await producer.partitions_for(topic)
-    except KafkaError:
-        return False
-    return True
 
 
 async def names_and_partitions(kind: Kind, topic: str) -> Seen:
@@ -409,18 +386,18 @@ async def a_topic_that_comes_into_being(kind: Kind, topic: str) -> Seen:
 async def without_acks(kind: Kind, topic: str) -> Seen:
     await kind.create(topic, configs={"max.message.bytes": "1000"})
     async with patient(kind.bootstrap_servers, acks=0) as producer:
+        await producer.warm_up(topic)
+        (link,) = producer._cluster._links.values()
+        connection = link.connection
+        assert connection is not None
         seen = await send_together(producer, topic, {"value": bytes(2000)})
         # The broker closes the connection, which the producer finds out, and goes on.
-        await until(lambda: closed(producer))
+        await connection.wait_closed()
         seen += await send_together(producer, topic, {"value": b"v"})
         await producer.flush()
     async with patient(kind.bootstrap_servers) as producer:
         seen += await send_together(producer, topic, {"value": b"v"})
     return seen
-
-
-async def closed(producer: Producer[Any, Any]) -> bool:
-    return not producer.health.brokers_connected
 
 
 SCENARIOS = [

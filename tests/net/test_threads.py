@@ -2,33 +2,36 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from asyncproducer.net.threads import in_thread
+from asyncproducer.testing import clock
+from asyncproducer.testing.clock import VirtualTimeLoop
 
-LONGER_THAN_A_TURN = 0.02
+Select = Callable[[float | None], Any]
 
-
-def work() -> threading.Thread:
-    time.sleep(LONGER_THAN_A_TURN)
-    return threading.current_thread()
+#: Only a test that fails waits for so long.
+REAL_SECONDS = 10.0
 
 
 async def test_runs_in_another_thread_while_the_loop_goes_on() -> None:
-    turns = 0
+    turned = threading.Event()
 
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
+    async def turn() -> None:
+        for _ in range(3):
             await asyncio.sleep(0)
+        turned.set()
 
-    counting = asyncio.create_task(count())
+    def work() -> threading.Thread:
+        assert turned.wait(REAL_SECONDS), "the loop stands still"
+        return threading.current_thread()
+
+    turning = asyncio.create_task(turn())
     assert await in_thread(work) is not threading.current_thread()
-    counting.cancel()
-    assert turns > 1
+    await turning
 
 
 async def test_exception_comes_back() -> None:
@@ -45,24 +48,37 @@ async def test_cancelling_ends_the_wait_and_not_the_work() -> None:
 
     def slow() -> None:
         started.set()
-        go_on.wait(10)
+        go_on.wait(REAL_SECONDS)
         ended.set()
 
     task = asyncio.create_task(in_thread(slow))
-    assert await asyncio.to_thread(started.wait, 10)
+    assert await asyncio.to_thread(started.wait, REAL_SECONDS)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not ended.is_set()
     go_on.set()
-    assert await asyncio.to_thread(ended.wait, 10)
+    assert await asyncio.to_thread(ended.wait, REAL_SECONDS)
 
 
 @pytest.mark.virtual_time
-async def test_virtual_time_stands_still_meanwhile() -> None:
+async def test_virtual_time_stands_still_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compression must not make batches expire in a test."""
+    monkeypatch.setattr(clock, "EXECUTOR_PATIENCE", REAL_SECONDS)
+    waiting = threading.Event()
+    wait = VirtualTimeLoop._wait
+
+    def watched(self: VirtualTimeLoop, select: Select, timeout: float | None) -> Any:
+        def watched_select(patience: float | None) -> Any:
+            if patience != 0:
+                waiting.set()  # instead of letting the time jump
+            return select(patience)
+
+        return wait(self, watched_select, timeout)
+
+    monkeypatch.setattr(VirtualTimeLoop, "_wait", watched)
     loop = asyncio.get_running_loop()
     timer = loop.call_later(0.001, lambda: None)
-    await in_thread(work)
+    assert await in_thread(lambda: waiting.wait(REAL_SECONDS))
     assert loop.time() == 0
     timer.cancel()

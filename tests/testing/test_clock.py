@@ -10,7 +10,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from typing import Any, TypeVar
 
 import anyio
 import pytest
@@ -21,6 +22,7 @@ from asyncproducer.testing.clock import DeadlockError, VirtualTimeLoop
 #: Far more than any test here needs, and far less than the virtual times that are slept.
 REAL_SECONDS = 20.0
 
+T = TypeVar("T")
 Events = list[tuple[selectors.SelectorKey, int]]
 Select = Callable[[float | None], Events]
 
@@ -40,6 +42,22 @@ def virtual_loop() -> VirtualTimeLoop:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     return loop
+
+
+def run_watched(main: Coroutine[Any, Any, T], on_wait: Callable[[float | None], object]) -> T:
+    """`clock.run`, and `on_wait` is called whenever the loop is about to wait really."""
+
+    class Loop(VirtualTimeLoop):
+        def _wait(self, select: Select, timeout: float | None) -> Events:
+            def watched(patience: float | None) -> Events:
+                if patience != 0:
+                    on_wait(patience)
+                return select(patience)
+
+            return super()._wait(watched, timeout)
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(main)
 
 
 # --- time ---------------------------------------------------------------------------------
@@ -203,28 +221,38 @@ def test_run_cancels_what_is_left_and_closes_the_loop() -> None:
 
 
 def test_a_job_in_an_executor_takes_no_virtual_time() -> None:
+    waiting = threading.Event()
+
     async def main() -> tuple[float, float]:
         task = asyncio.create_task(asyncio.sleep(1000.0))
-        await asyncio.to_thread(time.sleep, 0.01)
+        assert await asyncio.to_thread(waiting.wait, REAL_SECONDS)
         at = now()
         await task
         return at, now()
 
-    assert clock.run(main()) == (0.0, 1000.0)
+    assert run_watched(main(), lambda _: waiting.set()) == (0.0, 1000.0)
 
 
-def test_a_short_job_comes_before_a_near_timer() -> None:
-    """The job takes ten times as long as the time to the timer, but it gets EXECUTOR_PATIENCE."""
+def test_a_short_job_comes_before_a_near_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job may take longer than the time to the timer: it gets EXECUTOR_PATIENCE."""
+    monkeypatch.setattr(clock, "EXECUTOR_PATIENCE", REAL_SECONDS)
+    waiting = threading.Event()
+    waits: list[float | None] = []
+
+    def on_wait(patience: float | None) -> None:
+        waits.append(patience)
+        waiting.set()
 
     async def main() -> list[str]:
         seen: list[str] = []
         asyncio.get_running_loop().call_later(0.001, seen.append, "timer")
-        await asyncio.to_thread(time.sleep, 0.01)
+        assert await asyncio.to_thread(waiting.wait, REAL_SECONDS)
         seen.append("job")
         await asyncio.sleep(1.0)
         return seen
 
-    assert clock.run(main()) == ["job", "timer"]
+    assert run_watched(main(), on_wait) == ["job", "timer"]
+    assert waits[0] == REAL_SECONDS
 
 
 def test_a_job_that_needs_a_timer_of_the_loop_gets_it() -> None:
@@ -351,20 +379,14 @@ def test_time_jumps_over_idle_sockets() -> None:
 
 
 def test_bytes_that_are_on_their_way_are_seen_before_time_jumps() -> None:
+    """The peer's bytes arrive during the real wait before a jump."""
     ours, theirs = socket.socketpair()
     waits: list[float | None] = []
 
-    class Loop(VirtualTimeLoop):
-        """The peer's bytes arrive during the real wait before a jump."""
-
-        def _wait(self, select: Select, timeout: float | None) -> Events:
-            def slow_network(patience: float | None) -> Events:
-                waits.append(patience)
-                if patience == clock.SOCKET_PATIENCE:
-                    theirs.sendall(b"x")
-                return select(patience)
-
-            return super()._wait(slow_network, timeout)
+    def on_wait(patience: float | None) -> None:
+        waits.append(patience)
+        if patience == clock.SOCKET_PATIENCE:
+            theirs.sendall(b"x")
 
     async def main() -> float:
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -375,26 +397,30 @@ def test_bytes_that_are_on_their_way_are_seen_before_time_jumps() -> None:
         timer.cancel()
         return now()
 
-    with theirs, asyncio.Runner(loop_factory=Loop) as runner:
-        assert runner.run(main()) == 0.0
+    with theirs:
+        assert run_watched(main(), on_wait) == 0.0
     assert waits.count(clock.SOCKET_PATIENCE) == 1
 
 
 def test_a_socket_without_any_timer_is_waited_for_really() -> None:
     """What arrives is not known to the loop: no deadlock, no jump, just waiting."""
     ours, theirs = socket.socketpair()
+    waits: list[float | None] = []
+
+    def on_wait(patience: float | None) -> None:
+        if not waits:
+            theirs.sendall(b"x")
+        waits.append(patience)
 
     async def main() -> float:
         reader, writer = await asyncio.open_connection(sock=ours)
-        answering = threading.Timer(0.05, theirs.sendall, (b"x",))
-        answering.start()
         assert await reader.read(1) == b"x"
-        answering.join()
         writer.close()
         return now()
 
     with theirs:
-        assert clock.run(main()) == 0.0
+        assert run_watched(main(), on_wait) == 0.0
+    assert waits[0] is None
 
 
 # --- deadlock, limit ----------------------------------------------------------------------
@@ -439,15 +465,22 @@ def test_a_thread_that_the_loop_does_not_know_may_still_call_in(
 ) -> None:
     monkeypatch.setattr(clock, "THREAD_PATIENCE", REAL_SECONDS)
 
+    waiting = threading.Event()
+
     async def main() -> None:
         loop = asyncio.get_running_loop()
         called = asyncio.Event()
-        thread = threading.Timer(0.02, loop.call_soon_threadsafe, (called.set,))
+
+        def call_in() -> None:
+            waiting.wait(REAL_SECONDS)
+            loop.call_soon_threadsafe(called.set)
+
+        thread = threading.Thread(target=call_in)
         thread.start()
         await called.wait()
         thread.join()
 
-    clock.run(main())
+    run_watched(main(), lambda _: waiting.set())
 
 
 def test_an_idle_thread_only_delays_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,13 +514,18 @@ def test_the_limit_itself_can_be_reached() -> None:
 def test_a_signal_does_not_look_like_a_deadlock() -> None:
     """A blocking select that a signal handler interrupts returns nothing; that means nothing."""
     ours, theirs = socket.socketpair()
+    waiting = threading.Event()
+
+    def send() -> None:
+        waiting.wait(REAL_SECONDS)
+        signal.raise_signal(signal.SIGUSR1)
 
     async def main() -> float:
         loop = virtual_loop()
         got = asyncio.Event()
         loop.add_signal_handler(signal.SIGUSR1, got.set)
         loop.add_reader(ours, lambda: None)  # so that the loop waits really
-        sender = threading.Timer(0.02, signal.raise_signal, (signal.SIGUSR1,))
+        sender = threading.Thread(target=send)
         sender.start()
         await got.wait()
         sender.join()
@@ -496,7 +534,7 @@ def test_a_signal_does_not_look_like_a_deadlock() -> None:
         return now()
 
     with ours, theirs:
-        assert clock.run(main()) == 0.0
+        assert run_watched(main(), lambda _: waiting.set()) == 0.0
 
 
 def test_an_interrupted_wait_is_no_deadlock() -> None:
@@ -529,20 +567,19 @@ def test_an_interrupted_wait_is_no_deadlock() -> None:
 def test_closing_waits_for_the_threads_of_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was cancelled runs on in its thread. Joining it is no deadlock."""
     monkeypatch.setattr(clock, "THREAD_PATIENCE", 0.0)
-    done: list[float] = []
-
-    def job() -> None:
-        time.sleep(0.05)
-        done.append(time.monotonic())
+    joining = threading.Event()
+    done: list[bool] = []
 
     async def main() -> None:
-        task = asyncio.create_task(asyncio.to_thread(job))
+        task = asyncio.create_task(
+            asyncio.to_thread(lambda: done.append(joining.wait(REAL_SECONDS)))
+        )
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
 
-    clock.run(main())
-    assert done
+    run_watched(main(), lambda _: joining.set())
+    assert done == [True]
 
 
 def test_a_loop_that_is_stopped_does_not_jump() -> None:

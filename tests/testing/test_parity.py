@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from asyncproducer import Producer
 from asyncproducer.core.compression import codec
 from asyncproducer.errors import ErrorCode
 from asyncproducer.testing.batches import (
@@ -24,7 +25,8 @@ from asyncproducer.testing.batches import (
     with_header,
 )
 from asyncproducer.testing.broker import EmbeddedCluster
-from asyncproducer.testing.kafka import KafkaCluster
+from asyncproducer.testing.kafka import KafkaCluster, _wait_until
+from asyncproducer.testing.kafka_admin import Admin
 from asyncproducer.testing.messages import Message
 from asyncproducer.testing.raw_client import RawClient, encode_request
 
@@ -172,17 +174,29 @@ async def read_all(client: RawClient, name: str) -> list[StoredRecord]:
     return [record for stored in split_batches(data) for record in decode_batch(stored)]
 
 
-async def until(
-    condition: Callable[[], Awaitable[bool]], *, seconds: float = 20.0, pause: float = 0.01
-) -> None:
-    """Real brokers do some things a little later than they say."""
-    async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(pause)
+async def until(broker: Broker, condition: Callable[[Admin], bool]) -> None:
+    """Brokers do some things a little later than they say, and nothing tells when: ask again.
+
+    The questions block, and the embedded broker answers on this loop: hence the thread.
+    """
+    host, port = broker.bootstrap_servers.split(",")[0].rsplit(":", 1)
+    seed = Admin({-1: (host, int(port))})
+
+    def holds() -> bool:
+        return condition(Admin(seed.view().brokers))
+
+    assert await asyncio.to_thread(_wait_until, holds, time.monotonic() + 30)
 
 
-async def exists(client: RawClient, name: str) -> bool:
-    return bool((await metadata(client, name)).topics[0].error_code == ErrorCode.NONE)
+async def until_there(broker: Broker, name: str, partitions: int | None = None) -> None:
+    """Until clients see the topic, with so many partitions."""
+
+    def is_there(admin: Admin) -> bool:
+        found = admin.view(name).topics.get(name, {})
+        whole = bool(found) if partitions is None else len(found) == partitions
+        return whole and all(partition.leader >= 0 for partition in found.values())
+
+    await until(broker, is_there)
 
 
 async def assert_closed(client: RawClient) -> None:
@@ -341,11 +355,8 @@ async def test_acks_0_is_processed_although_the_client_closes_at_once(
     async with await RawClient.connect(broker.bootstrap_servers.split(",")[0]) as other:
         for _ in range(3):
             other.send("produce", 9, **produce_fields(topic, batch(), acks=0))
-
-    async def all_are_there() -> bool:
-        return len(await read_all(client, topic)) == 3
-
-    await until(all_are_there)
+    await until(broker, lambda admin: admin.end_offsets(topic) == {0: 3})
+    assert len(await read_all(client, topic)) == 3
 
 
 # -- Produce: what is refused
@@ -512,14 +523,10 @@ async def test_no_more_replicas_are_wanted_than_there_are(
     assert (await produce(client, topic_name, batch())).error_code == ErrorCode.NONE
 
 
-async def test_internal_topics_are_not_written_to(client: RawClient) -> None:
+async def test_internal_topics_are_not_written_to(broker: Broker, client: RawClient) -> None:
     name = "__transaction_state"
-
-    async def is_there() -> bool:
-        (found,) = (await metadata(client, name, create=True)).topics
-        return found.error_code == ErrorCode.NONE and bool(found.partitions)
-
-    await until(is_there)
+    await metadata(client, name, create=True)
+    await until_there(broker, name)
     assert (await metadata(client, name)).topics[0].is_internal
     answer = await produce(client, name, batch())
     assert answer.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -537,8 +544,16 @@ async def test_the_true_maximum_timestamp_is_stored(client: RawClient, topic: st
 
 
 @pytest.fixture
-async def pid(client: RawClient) -> int:
+async def has_ids(broker: Broker) -> None:
+    """A broker has to get a block of ids first. A producer waits for that."""
+    async with Producer(broker.bootstrap_servers) as producer:
+        await producer.warm_up()
+
+
+@pytest.fixture
+async def pid(client: RawClient, has_ids: None) -> int:
     response = await init_producer_id(client)
+    assert response.error_code == ErrorCode.NONE
     found: int = response.producer_id
     return found
 
@@ -546,26 +561,18 @@ async def pid(client: RawClient) -> int:
 async def init_producer_id(
     client: RawClient, *, version: int = 5, producer_id: int = -1, epoch: int = -1
 ) -> Message:
-    answer: Message = None
-
-    async def is_answered() -> bool:
-        nonlocal answer
-        answer = await client.request(
-            "init_producer_id",
-            version,
-            transactional_id=None,
-            transaction_timeout=60_000,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-        )
-        # A broker has to get a block of ids first.
-        return bool(answer.error_code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-
-    await until(is_answered)
-    return answer
+    return await client.request(
+        "init_producer_id",
+        version,
+        transactional_id=None,
+        transaction_timeout=60_000,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+    )
 
 
 @pytest.mark.parametrize("version", range(6))
+@pytest.mark.usefixtures("has_ids")
 async def test_each_producer_gets_an_id_of_its_own_at_epoch_0(
     client: RawClient, version: int
 ) -> None:
@@ -708,10 +715,14 @@ async def test_an_unknown_topic_is_not_created_unless_wanted(
         assert (found.name, found.topic_id, found.partitions) == (topic_name, None, ())
 
 
-async def test_a_topic_is_created_for_the_next_request(client: RawClient, topic_name: str) -> None:
+async def test_a_topic_is_created_for_the_next_request(
+    broker: Broker, client: RawClient, topic_name: str
+) -> None:
     (found,) = (await metadata(client, topic_name, create=True)).topics
     assert found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    await until(lambda: exists(client, topic_name))
+    await until_there(broker, topic_name)
+    (found,) = (await metadata(client, topic_name)).topics
+    assert found.error_code == ErrorCode.NONE
 
 
 @pytest.mark.parametrize("create", [True, False])
@@ -858,7 +869,7 @@ async def create_topics(
 
 @pytest.mark.parametrize("version", range(2, 8))
 async def test_topics_are_created_and_deleted(
-    client: RawClient, topic_name: str, version: int
+    broker: Broker, client: RawClient, topic_name: str, version: int
 ) -> None:
     wanted = {"name": topic_name, "num_partitions": 2, "replication_factor": 1}
     results = await create_topics(client, wanted, version=version)
@@ -866,7 +877,7 @@ async def test_topics_are_created_and_deleted(
     if version >= 5:
         assert results[topic_name].num_partitions == 2
         assert results[topic_name].replication_factor == 1
-    await until(lambda: exists(client, topic_name))
+    await until_there(broker, topic_name, 2)
     results = await create_topics(client, wanted, version=version)
     assert results[topic_name].error_code == ErrorCode.TOPIC_ALREADY_EXISTS
     response = await client.request(
@@ -877,11 +888,9 @@ async def test_topics_are_created_and_deleted(
         timeout=10_000,
     )
     assert [(r.name, r.error_code) for r in response.responses] == [(topic_name, ErrorCode.NONE)]
-
-    async def is_gone() -> bool:
-        return not await exists(client, topic_name)
-
-    await until(is_gone)
+    await until_there(broker, topic_name, 0)
+    (found,) = (await metadata(client, topic_name)).topics
+    assert found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_a_topic_is_deleted_by_its_id(client: RawClient, topic: str) -> None:
@@ -936,7 +945,9 @@ async def test_validate_only_creates_nothing(client: RawClient, topic_name: str)
 
 
 @pytest.mark.parametrize("version", range(4))
-async def test_partitions_are_added(client: RawClient, topic: str, version: int) -> None:
+async def test_partitions_are_added(
+    broker: Broker, client: RawClient, topic: str, version: int
+) -> None:
     async def grow(count: int) -> ErrorCode:
         response = await client.request(
             "create_partitions",
@@ -948,11 +959,8 @@ async def test_partitions_are_added(client: RawClient, topic: str, version: int)
         return ErrorCode(response.results[0].error_code)
 
     assert await grow(3) == ErrorCode.NONE
-
-    async def has_grown() -> bool:
-        return len((await metadata(client, topic)).topics[0].partitions) == 3
-
-    await until(has_grown)
+    await until_there(broker, topic, 3)
+    assert len((await metadata(client, topic)).topics[0].partitions) == 3
     assert await grow(3) == ErrorCode.INVALID_PARTITIONS
 
 
@@ -969,10 +977,9 @@ async def test_coordinators_are_found(broker: Broker, client: RawClient, version
             assert response.throttle_time == timedelta(0)
         return response.coordinators[0] if version >= 4 else response
 
-    async def is_there() -> bool:
-        return bool((await find()).error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE)
-
-    await until(is_there, seconds=60, pause=0.2)  # Kafka makes its topic for offsets now
     found = await find()
+    if found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
+        await until_there(broker, "__consumer_offsets")  # Kafka makes it now
+        found = await find()
     assert found.error_code == ErrorCode.NONE
     assert f"{found.host}:{found.port}" == broker.bootstrap_servers
