@@ -39,7 +39,7 @@ def extensions() -> list[Extension]:
     """The C sources are written into build/, so that the tree stays as it is."""
     from Cython.Build import cythonize
 
-    found: list[Extension] = cythonize(
+    found: list[Extension] = cythonize(  # type: ignore[no-untyped-call]  # Cython has no types
         [
             Extension(
                 ".".join(source.with_suffix("").parts),
@@ -65,8 +65,10 @@ def not_compiled(reason: Exception) -> None:
     )
 
 
-class BuildAllOrNone(build_ext):
+class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no types
     """One extension that fails takes the others with it: half of them would not fit together."""
+
+    extensions: list[Extension]
 
     def run(self) -> None:
         try:
@@ -78,6 +80,11 @@ class BuildAllOrNone(build_ext):
             for extension in self.extensions:
                 Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
             self.extensions = []
+            # Any interpreter can run what is left. setuptools has counted on extensions so far,
+            # and would name this platform in the wheel.
+            self.distribution.ext_modules = []
+            if "bdist_wheel" in self.distribution.have_run:
+                self.get_finalized_command("bdist_wheel").root_is_pure = True
 
 
 def wanted() -> list[Extension]:

@@ -4,13 +4,16 @@
 a value is checked and what it is for. The same object stands for "not given", because
 Kafka treats an option that was set differently from one that has its default: `acks=1`
 switches an implied `enable_idempotence` off, but contradicts a demanded one. The Java
-names, the names of environment variables, the error messages and `docs/options.md`
-(`python -m asyncproducer.config`) all come from this table.
+names, the names of environment variables, the error messages, `docs/options.md` and the
+TypedDict in `options.py` (`python -m asyncproducer.cli.docs`) all come from this table.
 
 A value goes this way: text of a mapping or of the environment is turned into numbers
 and booleans (`Kind.from_text`); `Kind.parse` checks one option for itself; then `RULES`
 compare options with each other, in the order of Java's ProducerConfig and KafkaProducer,
 and fill in what follows from them. The fields of a finished config are what is in effect.
+
+Messages name an option as this table does. Where it was given under another name, in a
+mapping or in the environment, `_respelled` puts in the names that are used there.
 
 Values that may be secret are in no message, `repr` or `explain`. Objects are shown by
 the name of their type, since their own `repr` may hold anything.
@@ -25,13 +28,13 @@ import logging
 import math
 import os
 import re
-import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Unpack
 
 import msgspec
 
 from asyncproducer.errors import ConfigError
+from asyncproducer.options import Options
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -52,6 +55,7 @@ __all__ = [
     "OPTIONS",
     "SASL_MECHANISMS",
     "Option",
+    "Options",
     "ProducerConfig",
     "generate_client_id",
     "options_table",
@@ -68,6 +72,7 @@ MAX_IN_FLIGHT_IDEMPOTENT = 5
 SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 COMPRESSION_TYPES = ("none", "gzip", "snappy", "lz4", "zstd")
 PARTITIONERS = ("default", "murmur2", "murmur3", "round_robin")
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 HIDDEN = "[hidden]"
 
@@ -96,6 +101,8 @@ class Kind:
     """One type of value. Subclasses say what is valid, and bring it into its normal form."""
 
     type_name = ""
+    #: What a caller may pass, as an annotation: see options.py.
+    annotation = ""
     #: The valid values, for the documentation.
     range = ""
     #: The same as a phrase that follows "must be".
@@ -128,6 +135,7 @@ class Number(Kind):
         self.fraction = fraction
         self.optional = optional
         self.type_name = ("float" if fraction else "int") + (" or None" if optional else "")
+        self.annotation = self.type_name.replace(" or ", " | ")
         self.range = f"{_bound(low)}..{_bound(high)}"
         if holes:
             self.range += " without " + ", ".join(map(str, holes))
@@ -164,7 +172,7 @@ def _bound(value: int) -> str:
 
 
 class Flag(Kind):
-    type_name = "bool"
+    type_name = annotation = "bool"
     expected = "True or False"
     range = "True, False"
 
@@ -187,6 +195,7 @@ class Text(Kind):
         self.blank = blank
         self.optional = optional
         self.type_name = "str or None" if optional else "str"
+        self.annotation = self.type_name.replace(" or ", " | ")
         self.range = "" if blank else "not empty"
         self.expected = "a str" if blank else "a str that is not empty"
 
@@ -200,6 +209,7 @@ class Text(Kind):
 
 class Path(Kind):
     type_name = "path or None"
+    annotation = "str | os.PathLike[str] | None"
     expected = "a path: a str or an os.PathLike of str, not empty"
     range = ""
 
@@ -234,6 +244,7 @@ class Choice(Kind):
         self.none = none
         self.hints = hints or {}
         self.type_name = "str"
+        self.annotation = "str" if none is ... else "str | None"
         self.range = ", ".join(word or '""' for word in self.words)
         self.expected = f"one of {self.range}"
 
@@ -256,6 +267,7 @@ class Acks(Choice):
             {"all": -1, "-1": -1, "0": 0, "1": 1}, fold=lambda text: text.strip().lower()
         )
         self.type_name = "int or str"
+        self.annotation = "int | str"
 
     def parse(self, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -265,6 +277,8 @@ class Acks(Choice):
 
 class Words(Kind):
     """Several words: a sequence, or a str with commas."""
+
+    annotation = "str | Sequence[str]"
 
     def __init__(self, words: Collection[str] = ()) -> None:
         self.words = words
@@ -291,9 +305,13 @@ def _split(value: Any) -> tuple[str, ...]:
 
 
 class Servers(Kind):
-    """`host:port` entries. Normal form: without `proto://` and spaces, IPv6 in brackets."""
+    """`host:port` entries. Normal form: without `proto://` and spaces, IPv6 in brackets.
+
+    Java tolerates a `proto://`, and ignores it. `_check_protocols` does not.
+    """
 
     type_name = "str, or sequence of str"
+    annotation = "str | Sequence[str]"
     range = "host:port, ..."
     expected = "a str like 'host1:9092,host2:9092', or a sequence of such"
 
@@ -312,7 +330,7 @@ class Servers(Kind):
         return tuple(seen.values())
 
 
-_PROTO = re.compile(r"[0-9a-zA-Z\-%._]*://")
+_PROTO = re.compile(r"([0-9a-zA-Z\-%._]*)://")
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[0-9a-zA-Z\-%._]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -332,10 +350,19 @@ def _parse_address(entry: str) -> tuple[str, int]:
     if match is None or (match["v6"] and not _is_ipv6(match["v6"])):
         raise ConfigError(
             f"bootstrap_servers: {_cut(entry)!r} is neither host:port nor [ipv6-address]:port"
+            + _with_port(address)
         )
     if not 1 <= int(match["port"]) <= 65535:
         raise ConfigError(f"bootstrap_servers: the port of {_cut(entry)!r} is not in 1..65535")
     return match["v6"] or match["name"], int(match["port"])
+
+
+def _with_port(address: str) -> str:
+    """What may have been meant by an address without a port. 9092 is Kafka's usual one."""
+    match = _ADDRESS.fullmatch(f"{address.removesuffix(':')}:9092")
+    if match is None or (match["v6"] and not _is_ipv6(match["v6"])):
+        return ""
+    return f": did you mean {_cut(match[0])!r}?"
 
 
 def _is_ipv6(text: str) -> bool:
@@ -350,6 +377,7 @@ class Partitioning(Kind):
     """The name of a partitioner, or an object that partitions."""
 
     type_name = "str, or object"
+    annotation = "PartitionerOption | None"
     range = ", ".join(PARTITIONERS) + ", a Partitioner, a callable"
     expected = f"one of {', '.join(PARTITIONERS)}, an object with .partition, or a callable"
 
@@ -357,6 +385,12 @@ class Partitioning(Kind):
     synonyms = {  # noqa: RUF012 (a constant)
         "org.apache.kafka.clients.producer.RoundRobinPartitioner": "round_robin",
         "murmur2_random": "default",
+    }
+
+    #: librdkafka's names of what we do not have, by the hash of the key.
+    foreign = {  # noqa: RUF012 (a constant)
+        **dict.fromkeys(("consistent", "consistent_random"), "CRC32"),
+        **dict.fromkeys(("fnv1a", "fnv1a_random"), "FNV-1a"),
     }
 
     def parse(self, value: Any) -> Any:
@@ -368,16 +402,31 @@ class Partitioning(Kind):
                 return value
             if value.endswith(("DefaultPartitioner", "UniformStickyPartitioner")):
                 raise ValueError("Kafka 4.0 removed this class; leave the option out")
-            raise ValueError
+            raise ValueError(self._hint(value))
         if isinstance(value, type):
             raise ValueError("give an instance, not the class")
         if callable(value) or callable(getattr(value, "partition", None)):
             return value
         raise ValueError
 
+    def _hint(self, name: str) -> str:
+        if name == "random":
+            return "set partitioner_ignore_keys, which places all records as those without a key"
+        if name not in self.foreign:
+            return ""
+        own = "lambda topic, key, value: zlib.crc32(key or b'') % topic.partition_count"
+        same = f", as in {own}" if self.foreign[name] == "CRC32" else ""
+        return (
+            f"librdkafka places keys by {self.foreign[name]}, and there is nothing here that does:"
+            " they would go to other partitions than before. 'murmur2_random' places them as"
+            " Java's clients do; to keep each key where it is, give a function that computes"
+            f" {self.foreign[name]}{same}"
+        )
+
 
 class Context(Kind):
     type_name = "ssl.SSLContext"
+    annotation = "SSLContext | None"
     expected = "an ssl.SSLContext"
     range = ""
 
@@ -390,6 +439,7 @@ class Context(Kind):
 
 class Provider(Kind):
     type_name = "async callable"
+    annotation = "TokenProvider | None"
     expected = "an async callable without arguments that returns a token"
     range = ""
 
@@ -488,16 +538,40 @@ INT64 = Number(0, INT64_MAX)
 ANY_INT32 = Number(-INT32_MAX - 1, INT32_MAX)
 ANY_INT64 = Number(-INT64_MAX - 1, INT64_MAX)
 BUFFER_SIZE = Number(-1, INT32_MAX)
+DECIMAL = Number(-INT64_MAX - 1, INT64_MAX, fraction=True)
 FLAG = Flag()
 TEXT = Text()
-STORE_TYPE = Choice(("PEM", "JKS", "PKCS12"), fold=str.upper)
+
+#: What to do with Java's own kinds of stores: Python's ssl reads neither.
+TRUSTSTORE_TO_PEM = (
+    "make a PEM file of a JKS or PKCS12 store with `keytool -list -rfc -keystore STORE > ca.pem`,"
+    " then set ssl_cafile"
+)
+KEYSTORE_TO_PEM = (
+    "make PKCS12 of a JKS store with `keytool -importkeystore -srckeystore STORE"
+    " -destkeystore client.p12 -deststoretype PKCS12`, make a PEM file of that with"
+    " `openssl pkcs12 -in client.p12 -out client.pem`,"
+    " then set ssl_certfile, and ssl_password for its key"
+)
 
 
-class _OptionNames(msgspec.StructMeta):
-    """Looks at the names of keyword arguments first: msgspec would raise a TypeError."""
+def _store_type(hint: str) -> Choice:
+    return Choice(("PEM",), fold=str.upper, hints=dict.fromkeys(("JKS", "PKCS12"), hint))
 
-    def __call__(cls, **options: Any) -> Any:
-        return super().__call__(**_canonical(options))
+
+if TYPE_CHECKING:
+    _OptionNames: TypeAlias = msgspec.StructMeta
+else:
+
+    class _OptionNames(msgspec.StructMeta):
+        """Looks at the arguments first: msgspec would raise a TypeError."""
+
+        def __call__(cls, bootstrap_servers=None, /, **options):
+            if bootstrap_servers is not None:
+                if "bootstrap_servers" in options:
+                    raise ConfigError("bootstrap_servers is given twice")
+                options["bootstrap_servers"] = bootstrap_servers
+            return super().__call__(**_canonical(options))
 
 
 class ProducerConfig(
@@ -510,8 +584,10 @@ class ProducerConfig(
 ):
     """All options, checked against each other; the fields hold what is in effect.
 
-    Make one by keyword, or with `from_options`, `from_mapping` or `from_env`. Immutable;
-    one config may serve several producers. See docs/options.md for the options.
+    Make one as a Producer is made, `ProducerConfig("localhost:9092", linger_ms=20)`, or with
+    `from_mapping` or `from_env`. Numbers must be numbers here, and booleans booleans; aliases
+    such as `sasl_plain_username` are understood. Immutable; one config may serve several
+    producers. See docs/options.md for the options.
 
     Raises ConfigError (a ValueError) for an unknown option, a value of the wrong type or
     out of range, options that contradict each other, and features that are not built yet.
@@ -519,7 +595,10 @@ class ProducerConfig(
 
     # Core. The order is that of the documentation.
     bootstrap_servers: tuple[str, ...] = _option(
-        ..., Servers(), "Brokers to ask for the cluster first. One that answers is enough."
+        ...,
+        Servers(),
+        "Brokers to ask for the cluster first. One that answers is enough. A "
+        "protocol before an address, as in `SSL://host:9093`, must be that of `security_protocol`.",
     )
     client_id: str | None = _option(
         None,
@@ -560,6 +639,11 @@ class ProducerConfig(
         16_384, INT32, "Bytes from which a batch is full. 0 becomes 1: one record in each batch.",
         aliases=("max_batch_size",)
     )  # fmt: skip
+    batch_max_bytes: int = _option(
+        1_000_000, INT32, "To this many bytes, before compression, a full batch goes on growing "
+        "while its broker is busy. `max_request_size` bounds it too; 0 switches it off. "
+        "Not in Java.", java=None
+    )  # fmt: skip
     buffer_memory: int = _option(
         33_554_432, INT64, "Bytes of all records that are not acknowledged yet."
     )
@@ -592,7 +676,9 @@ class ProducerConfig(
     partitioner: PartitionerOption = _option(
         "default", Partitioning(), "Who chooses a record's partition. `default` is Kafka's: "
         "murmur2 of the key, sticky and adaptive without one. Java's "
-        "`org.apache.kafka.clients.producer.RoundRobinPartitioner` is read as `round_robin`.",
+        "`org.apache.kafka.clients.producer.RoundRobinPartitioner` is read as `round_robin`, "
+        "librdkafka's `murmur2_random` as `default`; its own default places keys by CRC32, which "
+        "nothing here does.",
         java="partitioner.class", aliases=("partitioner_class",)
     )  # fmt: skip
     partitioner_ignore_keys: bool = _option(
@@ -687,7 +773,7 @@ class ProducerConfig(
     # Security.
     security_protocol: str = _option(
         "PLAINTEXT",
-        Choice(("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), fold=str.upper),
+        Choice(SECURITY_PROTOCOLS, fold=str.upper),
         "Whether connections are encrypted, and whether we say who we are. An `ssl_` or `sasl_` "
         "option without it is an error; one that an explicit protocol does not use, a warning.",
     )
@@ -729,19 +815,19 @@ class ProducerConfig(
         java="ssl.key.password", aliases=("ssl_key_password",), secret=True
     )  # fmt: skip
     ssl_truststore_type: str = _option(
-        "JKS", STORE_TYPE, "Must be PEM when `ssl_truststore_location` is set."
+        "PEM", _store_type(TRUSTSTORE_TO_PEM), f"Java's JKS is not supported: {TRUSTSTORE_TO_PEM}."
     )
     ssl_truststore_location: str | None = _option(
-        None, Path(), "Java's name for `ssl_cafile`, with `ssl_truststore_type=PEM`."
+        None, Path(), "Java's name for `ssl_cafile`: a PEM file."
     )
     ssl_truststore_certificates: str | None = _option(
         None, Text(blank=False), "The authorities to trust, as PEM text.", secret=True
     )
     ssl_keystore_type: str = _option(
-        "JKS", STORE_TYPE, "Must be PEM when `ssl_keystore_location` is set."
+        "PEM", _store_type(KEYSTORE_TO_PEM), f"Java's JKS is not supported: {KEYSTORE_TO_PEM}."
     )
     ssl_keystore_location: str | None = _option(
-        None, Path(), "Java's name for `ssl_certfile`, with `ssl_keystore_type=PEM`."
+        None, Path(), "Java's name for `ssl_certfile`: a PEM file."
     )
     ssl_keystore_certificate_chain: str | None = _option(
         None, Text(blank=False), "Our certificate and its chain, as PEM text.", secret=True
@@ -761,6 +847,15 @@ class ProducerConfig(
         (), Words(), "Suites for TLS 1.2, by OpenSSL's names. Empty: the system's choice."
     )
 
+    if TYPE_CHECKING:
+        # What may be passed is more than what the fields hold then.
+        def __init__(
+            self,
+            bootstrap_servers: str | Sequence[str] | None = None,
+            /,
+            **options: Unpack[Options],
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         given: dict[str, Any] = {}
         values: dict[str, Any] = {}
@@ -776,6 +871,7 @@ class ProducerConfig(
             )
         for rule in RULES:
             rule(values, given)
+        _check_protocols(self.bootstrap_servers, values["security_protocol"])
         for name, value in values.items():
             msgspec.structs.force_setattr(self, name, value)
         self.__dict__["_given"] = given
@@ -786,45 +882,55 @@ class ProducerConfig(
     def from_options(
         cls, bootstrap_servers: str | Sequence[str] | None = None, /, **options: Any
     ) -> ProducerConfig:
-        """Make a config from snake_case options, aliases such as `sasl_plain_username` included.
+        """The constructor, for names that no type checker can know: only we look at them.
 
-        Numbers must be numbers here, and booleans booleans. Raises ConfigError.
+        Raises ConfigError.
         """
-        if bootstrap_servers is not None:
-            if "bootstrap_servers" in options:
-                raise ConfigError("bootstrap_servers is given twice")
-            options["bootstrap_servers"] = bootstrap_servers
-        return cls(**options)
+        return cls(bootstrap_servers, **options)
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], **over: Any) -> ProducerConfig:
+    def from_mapping(cls, mapping: Mapping[str, Any], **over: Unpack[Options]) -> ProducerConfig:
         """Make a config from a mapping with dotted names, those of Java or of librdkafka.
 
-        Values may be text, as in a properties file. `over` are snake_case options, typed as
-        in `from_options`; they replace what the mapping says. The mapping is left as it is.
+        Values may be text, as in a properties file. A dump of all of Java's options is
+        accepted: what has Java's default asks for nothing where we do not have it. `over` are
+        snake_case options, typed as in the constructor; they replace what the mapping says.
+        The mapping is left as it is.
 
-        Raises ConfigError, also if the mapping sets one option under two names.
+        Raises ConfigError, also if the mapping sets one option under two names. It names
+        options as the mapping does.
         """
         if not isinstance(mapping, Mapping):
             raise ConfigError(f"from_mapping takes a mapping, not a {type(mapping).__name__}")
+        replaced = _canonical(over)
         options: dict[str, Any] = {}
         sources: dict[str, str] = {}
-        for key, value in mapping.items():
-            if not isinstance(key, str):
-                raise ConfigError(f"the names of options are str, not {_shown(key)!r}")
-            translated = _translate(key, value)
-            if translated is None:
-                continue
-            name, option_value = translated
-            if name in sources:
-                raise ConfigError(f"{sources[name]!r} and {key!r} set the same option: keep one")
-            sources[name] = key
-            options[name] = option_value
-        return cls(**{**options, **_canonical(over)})
+        try:
+            for key, value in mapping.items():
+                if not isinstance(key, str):
+                    raise ConfigError(f"the names of options are str, not {_shown(key)!r}")
+                translated = _translate(key, value)
+                if translated is None:
+                    continue
+                name, option_value = translated
+                if name in sources:
+                    raise ConfigError(
+                        f"{sources[name]!r} and {key!r} set the same option: keep one"
+                    )
+                sources[name] = key
+                options[name] = option_value
+            _drop_java_defaults(options, replaced)
+            return cls(**{**options, **replaced})
+        except ConfigError as error:
+            spelled = sources | {name: name for name in replaced}
+            raise _respelled(error, lambda name: spelled.get(name) or _dotted(name)) from None
 
     @classmethod
     def from_env(
-        cls, prefix: str = "KAFKA_", environ: Mapping[str, str] | None = None, **over: Any
+        cls,
+        prefix: str = "KAFKA_",
+        environ: Mapping[str, str] | None = None,
+        **over: Unpack[Options],
     ) -> ProducerConfig:
         """Make a config from environment variables: KAFKA_BOOTSTRAP_SERVERS, KAFKA_LINGER_MS, ...
 
@@ -836,26 +942,35 @@ class ProducerConfig(
         Java's that is not supported yet, or within one or two typing errors of one of ours:
         then it is a ConfigError, since nobody would notice that it is without effect.
 
-        Raises ConfigError.
+        Raises ConfigError, which names the variables.
         """
+        replaced = _canonical(over)
         options: dict[str, Any] = {}
         sources: dict[str, str] = {}
-        for variable, text in (os.environ if environ is None else environ).items():
-            word = variable.removeprefix(prefix)
-            if not variable.startswith(prefix) or word != word.upper():
-                continue
-            name = ALIASES.get(word.lower(), word.lower())
-            option = OPTIONS.get(name)
-            if option is None:
-                _check_stray_variable(variable, name, prefix)
-                continue
-            if name in sources:
-                raise ConfigError(f"{sources[name]} and {variable} set the same option: keep one")
-            sources[name] = variable
-            options[name] = option.from_text(variable, text)
-        return cls(**{**options, **_canonical(over)})
+        try:
+            for variable, text in (os.environ if environ is None else environ).items():
+                word = variable.removeprefix(prefix)
+                if not variable.startswith(prefix) or word != word.upper():
+                    continue
+                name = ALIASES.get(word.lower(), word.lower())
+                option = OPTIONS.get(name)
+                if option is None:
+                    _check_stray_variable(variable, name, prefix)
+                    continue
+                if name in sources:
+                    raise ConfigError(
+                        f"{sources[name]} and {variable} set the same option: keep one"
+                    )
+                sources[name] = variable
+                options[name] = option.from_text(variable, text)
+            return cls(**{**options, **replaced})
+        except ConfigError as error:
+            spelled = sources | {name: name for name in replaced}
+            raise _respelled(
+                error, lambda name: spelled.get(name) or _variable(prefix, name)
+            ) from None
 
-    def replace(self, **options: Any) -> ProducerConfig:
+    def replace(self, **options: Unpack[Options]) -> ProducerConfig:
         """A config from the options that were given to this one, and these.
 
         What was derived is derived anew. Raises ConfigError.
@@ -928,7 +1043,7 @@ class ProducerConfig(
     def __deepcopy__(self, memo: object) -> ProducerConfig:
         return self
 
-    def __replace__(self, **options: Any) -> ProducerConfig:
+    def __replace__(self, **options: Unpack[Options]) -> ProducerConfig:
         return self.replace(**options)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -1016,6 +1131,29 @@ LIBRDKAFKA: dict[str, Foreign] = {
 }
 
 
+#: Java's default of options where ours is another, as we do not have the feature. In a mapping it
+#: is dropped, since it may be there only because somebody wrote out all options; but not beside
+#: one of the options that follow, with which it means something.
+JAVA_DEFAULTS: dict[str, tuple[object, tuple[str, ...]]] = {
+    "enable_metrics_push": (True, ()),
+    "metadata_cluster_check_enable": (True, ()),
+    "sasl_mechanism": ("GSSAPI", ()),
+    "ssl_truststore_type": ("JKS", ("ssl_truststore_location", "ssl_truststore_certificates")),
+    "ssl_keystore_type": (
+        "JKS",
+        ("ssl_keystore_location", "ssl_keystore_certificate_chain", "ssl_keystore_key"),
+    ),
+}
+
+
+def _drop_java_defaults(options: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for name, (default, others) in JAVA_DEFAULTS.items():
+        if options.get(name) == default and all(
+            over.get(other, options.get(other)) is None for other in others
+        ):
+            del options[name]
+
+
 class Refused(NamedTuple):
     """An option of other clients that we do not have: why, and Java's default.
 
@@ -1034,6 +1172,11 @@ _OAUTH = "not supported yet: fetching OAuth tokens. Set sasl_oauth_token_provide
 _REFRESH = "sasl_oauth_token_provider is asked for a token whenever it is needed"
 _PEM_PASSWORD = "PEM files have no such password; ssl_password opens the key"
 _NO_OPTION = "nothing here corresponds to it"
+_DELIVERIES = (
+    "each send has its own outcome: await it, or call add_done_callback of what enqueue returns"
+)
+_LOGGER = "set the level and the handlers of Python's logger 'asyncproducer'"
+_JWT = "org.apache.kafka.common.security.oauthbearer.DefaultJwt"
 
 #: snake_case name -> why we refuse it.
 REFUSED: dict[str, Refused] = {
@@ -1069,6 +1212,8 @@ REFUSED: dict[str, Refused] = {
     "sasl_oauthbearer_assertion_claim_jti_include": Refused(_OAUTH, False),
     "sasl_oauthbearer_assertion_claim_exp_seconds": Refused(_OAUTH, 300),
     "sasl_oauthbearer_assertion_claim_nbf_seconds": Refused(_OAUTH, 60),
+    "sasl_oauthbearer_jwt_retriever_class": Refused(_OAUTH, f"{_JWT}Retriever"),
+    "sasl_oauthbearer_jwt_validator_class": Refused(_OAUTH, f"{_JWT}Validator"),
     "sasl_oauthbearer_jwks_endpoint_refresh_ms": Refused(_OAUTH, 3_600_000),
     "sasl_oauthbearer_jwks_endpoint_retry_backoff_ms": Refused(_OAUTH, 100),
     "sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms": Refused(_OAUTH, 10_000),
@@ -1103,10 +1248,20 @@ REFUSED: dict[str, Refused] = {
     "socket_keepalive_enable": Refused(_NO_OPTION, False),
     "socket_nagle_disable": Refused("it always is", True),
     "enable_ssl_certificate_verification": Refused("give an ssl_context that does not", True),
+    "sticky_partitioning_linger_ms": Refused("the partition changes by bytes: set batch_size"),
     "oauth_cb": Refused("set sasl_oauth_token_provider"),
-    "statistics_interval_ms": Refused("call Producer.metrics()", 0),
-    "log_level": Refused("set the level of Python's logger 'asyncproducer'"),
-    "debug": Refused("set the level of Python's logger 'asyncproducer'", ""),
+    "error_cb": Refused(
+        "errors are raised by the calls and by the deliveries, and what is retried is logged;"
+        " Producer.health tells whether brokers can be reached"
+    ),
+    "stats_cb": Refused("call Producer.metrics() whenever you want them"),
+    "throttle_cb": Refused("produce_throttle_time_avg of Producer.metrics() tells"),
+    **dict.fromkeys(("on_delivery", "dr_cb", "dr_msg_cb"), Refused(_DELIVERIES)),
+    "delivery_report_only_error": Refused(_DELIVERIES, False),
+    "statistics_interval_ms": Refused("call Producer.metrics() whenever you want them", 0),
+    **dict.fromkeys(("log_cb", "logger", "log_level"), Refused(_LOGGER)),
+    "debug": Refused(_LOGGER, ""),
+    "log_connection_close": Refused(f"it is not needed, leave it out: {_LOGGER}", True),
     # consumers
     **dict.fromkeys(
         (
@@ -1141,9 +1296,21 @@ def _refuse(label: str, refused: Refused, value: object) -> None:
     """Raise, unless the value asks for nothing: None, an empty list, Java's default."""
     if value is None or (isinstance(value, (list, tuple)) and not value):
         return
-    default = refused.default
-    if default is None or str(_shown(value)).lower() != str(default).lower():
+    if not _is_same(value, refused.default):
         raise ConfigError(f"{label!r} is not an option here: {refused.hint}")
+
+
+def _is_same(value: object, default: object) -> bool:
+    """Whether a value, perhaps in text, is Java's default."""
+    if default is None:
+        return False
+    if isinstance(default, (int, float)) and not isinstance(default, bool):
+        # As numbers: Java's documentation writes 0.80, and its log 0.8.
+        try:
+            return bool((DECIMAL.from_text(value) if isinstance(value, str) else value) == default)
+        except ValueError:
+            return False
+    return str(_shown(value)).lower() == str(default).lower()
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
@@ -1168,7 +1335,14 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 #: What the Producer takes beside the options: a typo there ends up here.
-_PRODUCER_ARGUMENTS = ("config", "connector", "interceptors", "key_serializer", "value_serializer")
+_PRODUCER_ARGUMENTS = (
+    "close_timeout",
+    "config",
+    "connector",
+    "interceptors",
+    "key_serializer",
+    "value_serializer",
+)
 
 
 def _unknown(name: str, value: object) -> None:
@@ -1179,6 +1353,9 @@ def _unknown(name: str, value: object) -> None:
     elif name in DOTTED or name in LIBRDKAFKA:
         here = DOTTED.get(name) or LIBRDKAFKA[name].option
         raise ConfigError(f"{name!r} is written {here!r} here; from_mapping takes dotted names")
+    elif name.replace("_", ".") in LIBRDKAFKA:
+        here = LIBRDKAFKA[name.replace("_", ".")].option
+        raise ConfigError(f"{name!r} is written {here!r} here")
     else:
         known = [*OPTIONS, *ALIASES, *_PRODUCER_ARGUMENTS]
         raise ConfigError(f"unknown option {name!r}{_nearest(name, known)}")
@@ -1190,17 +1367,72 @@ def _translate(key: str, value: Any) -> tuple[str, Any] | None:
     option = OPTIONS.get(foreign.option)
     if option is not None:
         if isinstance(value, str):
+            value = _as_logged(option, value)
+        if isinstance(value, str):
             value = option.from_text(key, value)
         return option.name, foreign.convert(value)
     refused = _refused(key.replace(".", "_"))
     if refused is not None:
+        if isinstance(value, str):
+            value = None if value == "null" else _unbracketed(value).removeprefix("class ")
         _refuse(key, refused, value)
         return None
     snake = ALIASES.get(key, key)
+    if snake not in OPTIONS and snake.replace("_", ".") in LIBRDKAFKA:
+        snake = LIBRDKAFKA[snake.replace("_", ".")].option
     if snake in OPTIONS:
-        dotted = OPTIONS[snake].java or snake.replace("_", ".")
-        raise ConfigError(f"{key!r} is written {dotted!r} in a mapping")
+        raise ConfigError(f"{key!r} is written {_dotted(snake)!r} in a mapping")
     raise ConfigError(f"unknown option {key!r}{_nearest(key, [*DOTTED, *LIBRDKAFKA])}")
+
+
+def _as_logged(option: Option, text: str) -> str | None:
+    """A text without what Java's log adds: it shows null as `null`, and lists in brackets."""
+    nullable = option.default is None or isinstance(option.kind, Partitioning)
+    if text == "null" and nullable and option.java:
+        return None
+    return _unbracketed(text) if isinstance(option.kind, (Servers, Words)) else text
+
+
+def _unbracketed(text: str) -> str:
+    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
+
+
+def _dotted(name: str) -> str:
+    """How an option is written in a mapping."""
+    return OPTIONS[name].java or name.replace("_", ".")
+
+
+def _variable(prefix: str, name: str) -> str:
+    """The environment variable of an option; its own name if a text cannot stand for it."""
+    if isinstance(OPTIONS[name].kind, (Context, Provider)):
+        return name
+    return prefix + name.upper()
+
+
+#: The name of an option in a message. What is in quotes is somebody's value, or a name that is
+#: meant as it stands; they are matched so that nothing within them is.
+_NAME = re.compile(
+    r"(?<!\w)(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+    rf"|(?<![\w.])(?P<name>{'|'.join(OPTIONS)})(?!\w|\.\w)"
+)
+
+
+def _respelled(error: ConfigError, spell: Callable[[str], str]) -> ConfigError:
+    """The same error, with the names that the user writes for the options."""
+    notes: dict[str, str] = {}
+
+    def respell(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name is None:
+            return match[0]
+        spelled = spell(name)
+        if spelled in LIBRDKAFKA and spelled != _dotted(name):
+            note = LIBRDKAFKA[spelled].note
+            notes[spelled] = f"{spelled} is {name} here" + (f", {note}" if note else "")
+        return spelled
+
+    message = _NAME.sub(respell, str(error))
+    return ConfigError(message + (f" ({'; '.join(notes.values())})" if notes else ""))
 
 
 def _check_stray_variable(variable: str, name: str, prefix: str) -> None:
@@ -1338,6 +1570,21 @@ def _check_security_protocol(values: Values, given: Collection[str]) -> None:
         )
 
 
+def _check_protocols(servers: Any, protocol: str) -> None:
+    """Raise if an address of bootstrap_servers, as it was given, is of another protocol.
+
+    Names of listeners, as in advertised.listeners, may be there too: they say nothing.
+    """
+    for entry in _split(servers):
+        match = _PROTO.match(entry)
+        written = match[1].upper() if match else ""
+        if written in SECURITY_PROTOCOLS and written != protocol:
+            raise ConfigError(
+                f"bootstrap_servers: {_cut(entry)!r} contradicts security_protocol={protocol}:"
+                f" set security_protocol to {written}, or leave {written}:// out"
+            )
+
+
 def _check_credentials(values: Values, given: Collection[str]) -> None:
     if not values["security_protocol"].startswith("SASL_"):
         return
@@ -1365,13 +1612,6 @@ def _resolve_ssl(values: Values, given: Collection[str]) -> None:
         if others:
             raise ConfigError(
                 f"{', '.join(others)} would have no effect beside ssl_context: set it up there"
-            )
-    for store, ours in (("truststore", "ssl_cafile"), ("keystore", "ssl_certfile")):
-        location, kind = f"ssl_{store}_location", values[f"ssl_{store}_type"]
-        if values[location] is not None and kind != "PEM":
-            raise ConfigError(
-                f"not supported: {location} of type {kind}. Convert it to PEM, then set"
-                f" ssl_{store}_type='PEM', or {ours} alone"
             )
     _only_one(values, "ssl_cafile", "ssl_truststore_location", "ssl_truststore_certificates")
     _only_one(values, "ssl_certfile", "ssl_keystore_location", "ssl_keystore_certificate_chain")
@@ -1482,7 +1722,7 @@ def generate_client_id(
 _INTRODUCTION = """\
 # Options
 
-<!-- Generated: python -m asyncproducer.config > docs/options.md -->
+<!-- Generated: python -m asyncproducer.cli.docs -->
 
 Options are Java's, in snake_case: `Producer("localhost:9092", linger_ms=20)`. The defaults are
 those of Kafka 4 unless the text says otherwise. An option that is unknown, out of range, not
@@ -1491,13 +1731,17 @@ supported or in contradiction to another one raises `ConfigError`; nothing is ig
 There are three other ways to give options:
 
 - `ProducerConfig.from_mapping(mapping)` takes Java's dotted names, or librdkafka's (see below).
-  Values may be text: `"true"`, `"20"`. An option set under two names is an error.
+  Values may be text: `"true"`, `"20"`. An option set under two names is an error. A dump of all of
+  Java's options loads: what has Java's default asks for nothing, where we do not have it.
 - `ProducerConfig.from_env(prefix="KAFKA_")` takes `KAFKA_LINGER_MS` for `linger_ms` and so on.
   Variables that are no option are ignored, since `KAFKA_HOME`, `KAFKA_OPTS` and others belong to
   other software, except those within one or two typing errors of an option, and the names below
   that are not supported yet: they are errors. Beside a broker, whose containers use such names
   too, choose another prefix.
 - `ProducerConfig(...)` itself, with the same checks.
+
+An error names the options as they were given: `linger_ms`, `linger.ms` or `KAFKA_LINGER_MS`. For
+type checkers and editors, `asyncproducer.config.Options` is a TypedDict of all options.
 
 `config.replace(...)` changes options, `config.explain()` shows what is in effect.
 """
@@ -1562,7 +1806,3 @@ def _cell(text: str) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(options_table())

@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 
+#: What can be sent as it is, beside None.
+_SENDABLE = (bytes, bytearray, memoryview, str)
+
 #: What the record format has room for.
 MAX_TIMESTAMP = 2**63 - 1
 
@@ -64,14 +67,15 @@ class RecordSerializer:
     __slots__ = ("_wide", "function", "is_async", "what")
 
     def __init__(self, function: Callable[..., Any], what: str) -> None:
-        if not callable(function):
+        wide = _takes_three(function) if callable(function) else None
+        if wide is None:
             raise ConfigError(
                 f"{what}_serializer={function!r}: must be a function value -> bytes, or "
-                "(topic, value, headers) -> bytes"
+                f"(topic, value, headers) -> bytes{_signature_of(function)}"
             )
         self.function = function
         self.what = what
-        self._wide = _takes_three(function)
+        self._wide = wide
         #: Known to be. A function that turns out to return an awaitable is treated the same.
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             type(function).__call__
@@ -84,23 +88,36 @@ class RecordSerializer:
 
     def __call__(self, topic: str, value: Any, headers: list[Header]) -> Any:
         """What the user's function returns; an awaitable if it is async."""
+        if value is None and not self._wide:
+            return None
         try:
-            if self._wide:
-                return self.function(topic, value, headers)
-            return None if value is None else self.function(value)
+            result = self.function(topic, value, headers) if self._wide else self.function(value)
         except KafkaError:
             raise
         except Exception as error:
             raise self._failed(topic, error) from error
+        return result if type(result) is bytes else self._checked(topic, result, or_awaitable=True)
 
     async def awaited(self, topic: str, result: Any) -> Any:
         """What an async serializer returns in the end."""
         try:
-            return await result
+            data = await result
         except KafkaError:
             raise
         except Exception as error:
             raise self._failed(topic, error) from error
+        return self._checked(topic, data)
+
+    def _checked(self, topic: str, result: Any, *, or_awaitable: bool = False) -> Any:
+        if result is None or isinstance(result, _SENDABLE):
+            return result
+        if or_awaitable and inspect.isawaitable(result):
+            return result
+        raise SerializationError(
+            f"the {self.what} for topic {topic} is of type {type(result).__name__}, as its "
+            f"{self.what}_serializer returned it: it must return bytes, bytearray, memoryview, "
+            "str or None"
+        )
 
     def _failed(self, topic: str, error: Exception) -> SerializationError:
         return SerializationError(
@@ -109,9 +126,12 @@ class RecordSerializer:
         )
 
 
-def _takes_three(function: Callable[..., Any]) -> bool:
+def _takes_three(function: Callable[..., Any]) -> bool | None:
+    """Whether it wants (topic, value, headers), not the value alone. None: it takes neither."""
     try:
         signature = inspect.signature(function)
+        # A wrapper may say that it is what it wraps, and take other arguments.
+        own = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return False  # a builtin: value -> bytes
     required = [
@@ -119,7 +139,23 @@ def _takes_three(function: Callable[..., Any]) -> bool:
         for p in signature.parameters.values()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]
-    return len(required) == 3
+    if len(required) == 3 and _takes(own, 3):
+        return True
+    if _takes(signature, 1) or _takes(own, 1):
+        return False
+    return True if _takes(signature, 3) or _takes(own, 3) else None
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def _signature_of(function: Any) -> str:
+    return f"; it is called as {inspect.signature(function)}" if callable(function) else ""
 
 
 def to_bytes(topic: str, what: str, data: Any) -> bytes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from asyncproducer.errors import ProducerStateError, WrongLoopError
+from asyncproducer.errors import WrongLoopError
 from asyncproducer.intake import running_loop
 from asyncproducer.records import BatchResult, Headers, Record, RecordMetadata
 
@@ -20,14 +20,26 @@ __all__ = ["Portal"]
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Portal(Generic[K, V]):
     """The producer, callable from any thread but the one of its event loop.
 
-    Each call runs on the producer's loop and gives a `concurrent.futures.Future`.
-    Calls of one thread keep their order. The loop must be running; waiting for a
-    result on its own thread would wait for ever, so that raises WrongLoopError.
+    No call waits: each gives a `concurrent.futures.Future` at once, and the loop does the
+    work. `future.result(timeout)` waits. When its time is up the work goes on, unless the
+    future is cancelled. Calls of one thread keep their order.
+
+    `future.cancel()` is the cancellation of the producer's method: before a record is
+    buffered nothing is sent, after that only the wait ends.
+
+    The loop must be running: while it stands still no future gets its result, so give
+    `result()` a timeout where that may be.
+
+    Every call raises WrongLoopError on the producer's own loop, whose thread would wait for
+    itself, and when that loop is closed; ForkError in a child process. All else is raised by
+    `future.result()`: what the producer's method raises, also ProducerClosed.
     """
 
     def __init__(self, producer: Producer[K, V], loop: asyncio.AbstractEventLoop) -> None:
@@ -44,11 +56,19 @@ class Portal(Generic[K, V]):
         partition: int | None = None,
         timestamp: int | datetime | None = None,
     ) -> Future[RecordMetadata]:
-        """`Producer.send`: the future is done when the broker acknowledged the record."""
+        """`Producer.send`: the future is done when the broker acknowledged the record.
+
+        Does not wait. Raises WrongLoopError, ForkError; the future what `Producer.send` raises,
+        from SerializationError to DeliveryError.
+        """
         return self._call(
-            self._producer.send(
-                topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp
-            )
+            self._producer.send,
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp=timestamp,
         )
 
     def enqueue(
@@ -61,35 +81,56 @@ class Portal(Generic[K, V]):
         partition: int | None = None,
         timestamp: int | datetime | None = None,
     ) -> Future[Delivery]:
-        """`Producer.enqueue`: the future is done when the record is buffered."""
+        """`Producer.enqueue`: the future is done when the record is buffered.
+
+        Its result is a Delivery, which belongs to the producer's loop: look at it there, or ask
+        `done()` and `result()`. Does not wait. Raises WrongLoopError, ForkError; the future what
+        `Producer.enqueue` raises, as BufferTimeout or MetadataTimeout.
+        """
         return self._call(
-            self._producer.enqueue(
-                topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp
-            )
+            self._producer.enqueue,
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp=timestamp,
         )
 
     def send_many(
         self, topic: str | None, records: Iterable[V | Record], *, raise_on_error: bool = True
     ) -> Future[BatchResult]:
-        """`Producer.send_many`; the loop takes the records, so they should not be slow to make."""
-        return self._call(self._producer.send_many(topic, records, raise_on_error=raise_on_error))
+        """`Producer.send_many`: the future is done when every record has its end.
+
+        The loop takes the records, so they should not be slow to make. Cancelling the future
+        ends the wait: what is buffered goes on, the rest is not taken. Does not wait. Raises
+        WrongLoopError, ForkError; the future BatchDeliveryError, unless `raise_on_error` is False.
+        """
+        return self._call(self._producer.send_many, topic, records, raise_on_error=raise_on_error)
 
     def flush(self, timeout: float | None = None) -> Future[None]:
-        """`Producer.flush`: the future is done when all records sent so far have their end."""
-        return self._call(self._producer.flush(timeout))
+        """`Producer.flush`: the future is done when all records sent so far have their end.
 
-    def _call(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        Those of this thread's earlier calls among them. Does not wait. Raises WrongLoopError,
+        ForkError; the future TimeoutError after `timeout` seconds, and the records go on.
+        """
+        return self._call(self._producer.flush, timeout)
+
+    def _call(
+        self,
+        method: Callable[P, Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Future[T]:
+        """Run a method of the producer on its loop, if it can be reached from here."""
         if running_loop() is self._loop:
-            work.close()
             raise WrongLoopError(
                 "the portal is for other threads: on the producer's own event loop, "
                 "await the producer's methods"
             )
-        try:
-            self._producer._check_process()
-            if self._loop.is_closed():
-                raise WrongLoopError("the event loop of the producer is closed")
-        except ProducerStateError:
-            work.close()
-            raise
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._producer._check_process()
+        if self._loop.is_closed():
+            raise WrongLoopError("the event loop of the producer is closed")
+        # Made only now: a coroutine that nobody runs is a warning.
+        return asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,15 @@ class Build:
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return self._python("setup.py", "--quiet", "build", "--build-lib", "built", **environment)
+
+    def wheel(self, **environment: str) -> str:
+        """What it fits, `py3-none-any` or a platform. The package is at its root."""
+        done = self._python("setup.py", "--quiet", "bdist_wheel", **environment)
+        assert done.returncode == 0, done.stderr
+        (wheel,) = (self.directory / "dist").iterdir()
+        with zipfile.ZipFile(wheel) as archive:
+            assert "asyncproducer/small.py" in archive.namelist()
+        return wheel.stem.split("-", 2)[2]
 
     def tell(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return self._python("-c", TELL, PYTHONPATH=str(self.directory / "built"), **environment)
@@ -74,6 +85,19 @@ def test_pure_compiles_nothing(build: Build) -> None:
     assert "1 of 1 modules are not compiled" in build.tell(ASYNCPRODUCER_IMPL="compiled").stderr
 
 
+@pytest.mark.parametrize("mode", ["pure", "auto"])
+def test_a_wheel_without_compiled_modules_fits_every_platform(build: Build, mode: str) -> None:
+    assert build.wheel(ASYNCPRODUCER_BUILD=mode, CC="no-such-compiler") == "py3-none-any"
+
+
+@NEEDS_COMPILER
+def test_a_wheel_with_compiled_modules_is_for_one_platform(build: Build) -> None:
+    interpreter = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    python, _, platform = build.wheel(ASYNCPRODUCER_BUILD="auto").split("-")
+    assert python == interpreter
+    assert platform != "any"
+
+
 @pytest.mark.parametrize("mode", ["", "auto"])
 def test_a_missing_compiler_costs_one_message_and_speed(build: Build, mode: str) -> None:
     told = build.run(ASYNCPRODUCER_BUILD=mode, CC="no-such-compiler")
@@ -84,6 +108,17 @@ def test_a_missing_compiler_costs_one_message_and_speed(build: Build, mode: str)
 
 def test_compiled_fails_without_a_compiler(build: Build) -> None:
     assert build.run(ASYNCPRODUCER_BUILD="compiled", CC="no-such-compiler").returncode != 0
+
+
+def test_every_directory_with_python_is_checked_by_mypy() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    found = {"setup.py"} | {
+        entry.name
+        for entry in PROJECT.iterdir()
+        if entry.is_dir() and not entry.name.startswith((".", "build", "dist", "venv"))
+        if any(entry.rglob("*.py"))
+    }
+    assert set(project["tool"]["mypy"]["files"]) == found
 
 
 def test_another_word_is_refused(build: Build) -> None:

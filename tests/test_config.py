@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import itertools
 import logging
 import math
 import pickle
 import re
 import ssl
+import types
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncproducer import Producer
 from asyncproducer import config as config_module
 from asyncproducer.config import (
     DOTTED,
@@ -29,6 +33,7 @@ from asyncproducer.config import (
     Flag,
     Number,
     Option,
+    Options,
     ProducerConfig,
     generate_client_id,
     options_table,
@@ -91,8 +96,6 @@ JAVA_OTHERS = {
     "metadata.recovery.strategy": "rebootstrap",
     "metrics.recording.level": "INFO",
     "security.protocol": "PLAINTEXT",
-    "ssl.keystore.type": "JKS",
-    "ssl.truststore.type": "JKS",
     "ssl.endpoint.identification.algorithm": "https",
     "ssl.enabled.protocols": ("TLSv1.2", "TLSv1.3"),
     "ssl.cipher.suites": (),
@@ -112,6 +115,8 @@ OURS_DIFFER = {
     "metadata.cluster.check.enable",
     "enable.metrics.push",
     "sasl.mechanism",
+    "ssl.keystore.type",
+    "ssl.truststore.type",
 }
 
 #: Java's options that we do not have.
@@ -147,6 +152,107 @@ JAVA_REFUSED = [
     "ssl.protocol",
 ]
 
+#: What Java 4.3 writes out when it is asked for the defaults of ProducerConfig, as in a properties
+#: file. What is null there is in JAVA_NULLS. (Metadata's cluster check: Java 4.4.)
+JAVA_DUMP = """
+    acks=all
+    batch.size=16384
+    bootstrap.resolve.timeout.ms=0
+    buffer.memory=33554432
+    buffer.memory.allocation.strategy=full
+    client.dns.lookup=use_all_dns_ips
+    client.rack=
+    compression.gzip.level=-1
+    compression.lz4.level=9
+    compression.type=none
+    compression.zstd.level=3
+    config.providers=
+    connections.max.idle.ms=540000
+    delivery.timeout.ms=120000
+    enable.idempotence=true
+    enable.metrics.push=true
+    interceptor.classes=
+    linger.ms=5
+    max.block.ms=60000
+    max.in.flight.requests.per.connection=5
+    max.request.size=1048576
+    metadata.cluster.check.enable=true
+    metadata.max.age.ms=300000
+    metadata.max.idle.ms=300000
+    metadata.recovery.rebootstrap.trigger.ms=300000
+    metadata.recovery.strategy=rebootstrap
+    metric.reporters=org.apache.kafka.common.metrics.JmxReporter
+    metrics.num.samples=2
+    metrics.recording.level=INFO
+    metrics.sample.window.ms=30000
+    partitioner.adaptive.partitioning.enable=true
+    partitioner.availability.timeout.ms=0
+    partitioner.ignore.keys=false
+    partitioner.rack.aware=false
+    receive.buffer.bytes=32768
+    reconnect.backoff.max.ms=1000
+    reconnect.backoff.ms=50
+    request.timeout.ms=30000
+    retries=2147483647
+    retry.backoff.max.ms=1000
+    retry.backoff.ms=100
+    sasl.kerberos.kinit.cmd=/usr/bin/kinit
+    sasl.kerberos.min.time.before.relogin=60000
+    sasl.kerberos.ticket.renew.jitter=0.05
+    sasl.kerberos.ticket.renew.window.factor=0.80
+    sasl.login.refresh.buffer.seconds=300
+    sasl.login.refresh.min.period.seconds=60
+    sasl.login.refresh.window.factor=0.80
+    sasl.login.refresh.window.jitter=0.05
+    sasl.login.retry.backoff.max.ms=10000
+    sasl.login.retry.backoff.ms=100
+    sasl.mechanism=GSSAPI
+    sasl.oauthbearer.assertion.algorithm=RS256
+    sasl.oauthbearer.assertion.claim.exp.seconds=300
+    sasl.oauthbearer.assertion.claim.jti.include=false
+    sasl.oauthbearer.assertion.claim.nbf.seconds=60
+    sasl.oauthbearer.clock.skew.seconds=30
+    sasl.oauthbearer.expected.audience=
+    sasl.oauthbearer.header.urlencode=false
+    sasl.oauthbearer.jwks.endpoint.refresh.ms=3600000
+    sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms=10000
+    sasl.oauthbearer.jwks.endpoint.retry.backoff.ms=100
+    sasl.oauthbearer.jwt.retriever.class=org.apache.kafka.common.security.oauthbearer.DefaultJwtRetriever
+    sasl.oauthbearer.jwt.validator.class=org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator
+    sasl.oauthbearer.scope.claim.name=scope
+    sasl.oauthbearer.sub.claim.name=sub
+    security.protocol=PLAINTEXT
+    send.buffer.bytes=131072
+    socket.connection.setup.timeout.max.ms=30000
+    socket.connection.setup.timeout.ms=10000
+    ssl.cipher.suites=
+    ssl.enabled.protocols=TLSv1.2,TLSv1.3
+    ssl.endpoint.identification.algorithm=https
+    ssl.keymanager.algorithm=SunX509
+    ssl.keystore.type=JKS
+    ssl.protocol=TLSv1.3
+    ssl.trustmanager.algorithm=PKIX
+    ssl.truststore.type=JKS
+    transaction.timeout.ms=60000
+    transaction.two.phase.commit.enable=false
+"""
+
+JAVA_NULLS = """
+    key.serializer partitioner.class sasl.client.callback.handler.class sasl.jaas.config
+    sasl.kerberos.service.name sasl.login.callback.handler.class sasl.login.class
+    sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.oauthbearer.assertion.claim.aud
+    sasl.oauthbearer.assertion.claim.iss sasl.oauthbearer.assertion.claim.sub
+    sasl.oauthbearer.assertion.file sasl.oauthbearer.assertion.private.key.file
+    sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.template.file
+    sasl.oauthbearer.client.credentials.client.id sasl.oauthbearer.client.credentials.client.secret
+    sasl.oauthbearer.expected.issuer sasl.oauthbearer.jwks.endpoint.url sasl.oauthbearer.scope
+    sasl.oauthbearer.token.endpoint.url security.providers ssl.engine.factory.class
+    ssl.key.password ssl.keystore.certificate.chain ssl.keystore.key ssl.keystore.location
+    ssl.keystore.password ssl.provider ssl.secure.random.implementation
+    ssl.truststore.certificates ssl.truststore.location ssl.truststore.password transactional.id
+    value.serializer
+"""
+
 SASL: dict[str, Any] = {
     "security_protocol": "SASL_SSL",
     "sasl_mechanism": "PLAIN",
@@ -174,6 +280,11 @@ def mapping_refusal(mapping: Mapping[Any, Any], **over: Any) -> str:
     with pytest.raises(ConfigError) as info:
         mapped(mapping, **over)
     return str(info.value)
+
+
+def java_dump() -> dict[str, str]:
+    """Java's defaults as text. An empty `client.id` is not among them: here it is kept."""
+    return dict(line.strip().split("=", 1) for line in JAVA_DUMP.strip().splitlines())
 
 
 def from_env(environ: Mapping[str, str], **over: Any) -> ProducerConfig:
@@ -220,6 +331,7 @@ def test_defaults_that_differ_from_java() -> None:
     assert config.metadata_cluster_check_enable is False
     assert config.enable_metrics_push is False
     assert config.sasl_mechanism is None
+    assert (config.ssl_keystore_type, config.ssl_truststore_type) == ("PEM", "PEM")
 
 
 def test_default_recovery_strategy_is_rebootstrap() -> None:
@@ -323,7 +435,7 @@ def test_choices_take_their_words_and_list_them_for_any_other(option: Option) ->
         ("security_protocol", "plaintext", "PLAINTEXT"),
         ("metadata_recovery_strategy", "NONE", "none"),
         ("buffer_memory_allocation_strategy", "FULL", "full"),
-        ("ssl_truststore_type", "jks", "JKS"),
+        ("ssl_truststore_type", "pem", "PEM"),
         ("ssl_endpoint_identification_algorithm", "HTTPS", "https"),
         ("acks", " ALL ", -1),
     ],
@@ -436,9 +548,31 @@ def test_unknown_option_without_a_near_one() -> None:
 
 
 def test_unknown_option_in_the_constructor_is_no_type_error() -> None:
-    options: dict[str, Any] = {"bootstrap_servers": ("a:1",), "lingr_ms": 1}
     with pytest.raises(ConfigError, match="did you mean 'linger_ms'"):
-        ProducerConfig(**options)
+        ProducerConfig("a:1", lingr_ms=1)  # type: ignore[call-arg]  # that is the point
+
+
+@pytest.mark.parametrize(
+    ("given_name", "here"),
+    [
+        ("max_in_flight", "max_in_flight_requests_per_connection"),
+        ("queue_buffering_max_ms", "linger_ms"),
+        ("message_timeout_ms", "delivery_timeout_ms"),
+    ],
+)
+def test_names_of_librdkafka_in_snake_case_say_how_they_are_written(
+    given_name: str, here: str
+) -> None:
+    assert refusal(**{given_name: 1}) == f"{given_name!r} is written {here!r} here"
+    dotted = OPTIONS[here].java
+    assert mapping_refusal({given_name: 1}) == f"{given_name!r} is written {dotted!r} in a mapping"
+
+
+def test_arguments_of_the_producer_are_known_where_one_is_misspelt() -> None:
+    parameters = inspect.signature(Producer).parameters.values()
+    names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert set(config_module._PRODUCER_ARGUMENTS) == names
+    assert "did you mean 'key_serializer'?" in refusal(key_serialiser=str)
 
 
 @pytest.mark.parametrize(
@@ -486,8 +620,10 @@ def test_aliases_in_the_constructor() -> None:
         (("127.0.0.1:9092",), ("127.0.0.1:9092",), (("127.0.0.1", 9092),)),
         ("[::1]:9092", ("[::1]:9092",), (("::1", 9092),)),
         ("[fe80::1%eth0]:1", ("[fe80::1%eth0]:1",), (("fe80::1%eth0", 1),)),
-        ("SASL_SSL://a:1", ("a:1",), (("a", 1),)),
+        ("plaintext://a:1", ("a:1",), (("a", 1),)),
         ("PLAINTEXT://[2001:db8::5]:1,://b:2", ("[2001:db8::5]:1", "b:2"), None),
+        # The name of a listener, as in advertised.listeners.
+        ("EXTERNAL://a:1", ("a:1",), (("a", 1),)),
     ],
 )
 def test_addresses_that_are_read(
@@ -528,7 +664,7 @@ def test_addresses_that_are_read(
         (["a:1,b:2"], "host:port"),
         ("a:1,a:1", "comes twice"),
         ("A:1,a:1", "comes twice"),
-        ("a:1,SSL://a:1", "comes twice"),
+        ("a:1,PLAINTEXT://a:1", "comes twice"),
         ("[::1]:1,[::1]:1", "comes twice"),
         (5, "int"),
         ([5], "list"),
@@ -544,6 +680,52 @@ def test_addresses_that_are_refused(written: Any, hint: str) -> None:
     assert hint in str(info.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("localhost", "localhost:9092"),
+        ("localhost:", "localhost:9092"),
+        ("a:1,SSL://b", "b:9092"),
+        ("[::1]", "[::1]:9092"),
+    ],
+)
+def test_an_address_without_a_port_is_shown_with_the_usual_one(written: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f": did you mean {meant!r}?") + "$"):
+        ProducerConfig(written)
+
+
+@pytest.mark.parametrize("written", ["a:b", "::1", "::1:9092", "a:0", "a b", "[a]", "x" * 300])
+def test_no_address_is_shown_that_would_be_refused_or_that_nobody_meant(written: str) -> None:
+    with pytest.raises(ConfigError) as info:
+        ProducerConfig(written)
+    shown = re.search("did you mean '(.*)'", str(info.value))
+    assert (shown is not None) is (written == "x" * 300)
+    assert len(str(info.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("written", "options", "protocol"),
+    [
+        ("SSL://a:9093", {}, "PLAINTEXT"),
+        (["a:1", "ssl://b:9093"], {"security_protocol": "plaintext"}, "PLAINTEXT"),
+        ("PLAINTEXT://a:1", {"security_protocol": "SSL"}, "SSL"),
+        ("SSL://a:1", SASL, "SASL_SSL"),
+    ],
+)
+def test_a_protocol_before_an_address_must_be_the_one_that_is_spoken(
+    written: Any, options: dict[str, Any], protocol: str
+) -> None:
+    """Java ignores it, and would speak plaintext to a port of TLS."""
+    with pytest.raises(ConfigError) as info:
+        ProducerConfig(written, **options)
+    assert f"contradicts security_protocol={protocol}: set security_protocol to" in str(info.value)
+
+
+def test_a_protocol_before_an_address_that_agrees_is_left_out() -> None:
+    config = ProducerConfig("SASL_SSL://a:1,sasl_ssl://b:2", **SASL)
+    assert config.bootstrap_servers == ("a:1", "b:2")
+
+
 def test_bootstrap_servers_are_required() -> None:
     for build in (ProducerConfig, ProducerConfig.from_options):
         with pytest.raises(ConfigError, match="bootstrap_servers is required"):
@@ -552,6 +734,8 @@ def test_bootstrap_servers_are_required() -> None:
 
 def test_bootstrap_servers_twice() -> None:
     assert "twice" in refusal(bootstrap_servers="b:1")
+    with pytest.raises(ConfigError, match="twice"):
+        ProducerConfig("a:1", bootstrap_servers="b:1")
 
 
 @given(st.text(max_size=30))
@@ -813,6 +997,14 @@ def test_options_that_we_do_not_have_are_refused_with_a_hint(name: str) -> None:
         ("group_id", "consumers"),
         ("schema_registry_url", "serializer"),
         ("metric_reporters", "not supported yet"),
+        ("error_cb", "Producer.health"),
+        ("stats_cb", "Producer.metrics()"),
+        ("throttle_cb", "produce_throttle_time_avg"),
+        ("on_delivery", "add_done_callback"),
+        ("dr_msg_cb", "add_done_callback"),
+        ("log_cb", "logger 'asyncproducer'"),
+        ("logger", "logger 'asyncproducer'"),
+        ("log_connection_close", "it is not needed, leave it out"),
     ],
 )
 def test_hints(name: str, hint: str) -> None:
@@ -831,6 +1023,79 @@ def test_javas_defaults_of_refused_options_ask_for_nothing() -> None:
     assert mapped({name: str(value) for name, value in dump.items()}) == make()
     assert mapped({"interceptor.classes": [], "config.providers": ()}) == make()
     assert "not an option" in mapping_refusal({"ssl.provider": "None"})
+
+
+def test_a_dump_of_javas_defaults_asks_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    dump = java_dump()
+    written = {*dump, *JAVA_NULLS.split()}
+    named = {name for name, *_ in JAVA_NUMBERS} | set(JAVA_OTHERS) | OURS_DIFFER
+    assert {*named, *JAVA_REFUSED} - written == {"bootstrap.servers", "client.id"}
+    nulls = dict.fromkeys(JAVA_NULLS.split())
+    with caplog.at_level(logging.DEBUG):
+        assert mapped({**dump, **nulls}) == mapped(dump) == make()
+    assert not caplog.records
+    for protocol in ("SSL", "SASL_SSL"):
+        config = mapped({**dump, **nulls, "security.protocol": protocol}, **sasl_of(protocol))
+        assert config == make(security_protocol=protocol, **sasl_of(protocol))
+
+
+def sasl_of(protocol: str) -> dict[str, Any]:
+    """Options with which a protocol is complete."""
+    return {} if protocol == "SSL" else {k: v for k, v in SASL.items() if "protocol" not in k}
+
+
+def test_a_dump_of_java_as_its_log_has_it() -> None:
+    """ProducerConfig values: ... Lists in brackets, classes after `class`, and null."""
+    lists = ("config.providers", "interceptor.classes", "metric.reporters", "ssl.cipher.suites")
+    log = {**java_dump(), **dict.fromkeys(JAVA_NULLS.split(), "null")}
+    log |= {name: f"[{log[name]}]" for name in lists}
+    log |= {n: f"class {v}" for n, v in log.items() if n.startswith("sasl.oauthbearer.jwt.")}
+    log["ssl.enabled.protocols"] = "[TLSv1.2, TLSv1.3]"
+    log["bootstrap.servers"] = "[a:9092, [::1]:9092]"
+    assert mapped(log) == ProducerConfig("a:9092,[::1]:9092")
+
+
+@pytest.mark.parametrize("name", [n for n in java_dump() if DOTTED.get(n) not in OPTIONS])
+def test_what_is_not_javas_default_is_refused_in_a_dump_too(name: str) -> None:
+    for value in ("7", "0.81", "x", "nan", True, 7, 0.81):
+        if str(value).lower() != java_dump()[name]:
+            assert mapping_refusal({**java_dump(), name: value}).startswith(
+                f"{name!r} is not an option here: "
+            )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"security.protocol": "SASL_SSL"}, "needs a sasl.mechanism: PLAIN, "),
+        ({"enable.metrics.push": "yes"}, "enable.metrics.push must be"),
+        ({"transaction.timeout.ms": "1"}, "not supported yet: transactions"),
+        ({"ssl.keystore.type": "PKCS12"}, "ssl.keystore.type must be one of PEM, not 'PKCS12'"),
+        ({"ssl.keystore.location": "a.jks"}, "ssl.keystore.type must be one of PEM, not 'JKS'"),
+        ({"ssl.truststore.location": "a.jks"}, "ssl.truststore.type must be one of PEM"),
+        ({"ssl.ca.pem": "PEM"}, "ssl.truststore.type must be one of PEM"),
+    ],
+)
+def test_options_that_were_changed_in_a_dump_are_refused(
+    changed: dict[str, str], message: str
+) -> None:
+    """With a location Java's JKS means something: a file that we cannot read."""
+    assert message in mapping_refusal({**java_dump(), **changed})
+
+
+def test_a_location_beside_the_mapping_counts_too() -> None:
+    """CF-13"""
+    jks = {"ssl.truststore.type": "JKS", "security.protocol": "SSL"}
+    assert "must be one of PEM" in mapping_refusal(jks, ssl_truststore_location="a.jks")
+    config = mapped({**jks, "ssl.truststore.location": "a.jks"}, ssl_truststore_location=None)
+    assert config.ssl_truststore_type == "PEM"
+
+
+def test_javas_defaults_are_only_dropped_from_mappings() -> None:
+    """Who writes one of them in Python has not dumped all options, and expects it to work."""
+    for name, (default, _) in config_module.JAVA_DEFAULTS.items():
+        assert name in refusal(**{name: default})
+        assert name in mapping_refusal({}, **{name: default})
 
 
 def test_no_option_is_refused_as_well() -> None:
@@ -938,7 +1203,7 @@ def test_unused_security_options_are_reported_once(caplog: pytest.LogCaptureFixt
 
 def test_security_defaults_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     """CF-13"""
-    make(ssl_endpoint_identification_algorithm="https", ssl_keystore_type="JKS", sasl_password=None)
+    make(ssl_endpoint_identification_algorithm="https", ssl_keystore_type="PEM", sasl_password=None)
     assert not caplog.records
 
 
@@ -962,14 +1227,31 @@ def test_context_is_an_ssl_context(value: object) -> None:
 @pytest.mark.parametrize(("store", "ours"), [("truststore", "cafile"), ("keystore", "certfile")])
 def test_stores_are_pem_files(store: str, ours: str) -> None:
     location = {"security_protocol": "SSL", f"ssl_{store}_location": "file"}
-    for kind in (None, "JKS", "PKCS12"):
-        options = {**location, **({f"ssl_{store}_type": kind} if kind else {})}
-        message = refusal(**options)
-        assert f"ssl_{store}_location of type {kind or 'JKS'}" in message
-        assert f"ssl_{ours}" in message
-    config = make(**location, **{f"ssl_{store}_type": "pem"})
-    assert getattr(config, f"ssl_{ours}") == "file"
-    assert config.replace(linger_ms=1).ssl_keyfile is None
+    for options in (location, {**location, f"ssl_{store}_type": "pem"}):
+        config = make(**options)
+        assert getattr(config, f"ssl_{ours}") == "file"
+        assert config.replace(linger_ms=1).ssl_keyfile is None
+
+
+@pytest.mark.parametrize("kind", ["JKS", "PKCS12", "jks"])
+@pytest.mark.parametrize(
+    ("store", "advice"),
+    [
+        ("truststore", "`keytool -list -rfc -keystore STORE > ca.pem`, then set ssl_cafile"),
+        ("keystore", "`openssl pkcs12 -in client.p12 -out client.pem`, then set ssl_certfile"),
+    ],
+)
+def test_other_kinds_of_stores_are_refused_with_the_way_to_pem(
+    store: str, advice: str, kind: str
+) -> None:
+    """Also without a location, where Java would take no notice."""
+    for location in ({}, {f"ssl_{store}_location": "file"}):
+        message = refusal(security_protocol="SSL", **location, **{f"ssl_{store}_type": kind})
+        assert message.startswith(f"ssl_{store}_type must be one of PEM, not {kind!r} (str): make ")
+        assert advice in message
+    mapping = {f"ssl.{store}.type": kind, f"ssl.{store}.location": "file"}
+    dotted = advice.replace("ssl_cafile", "ssl.cafile").replace("ssl_certfile", "ssl.certfile")
+    assert dotted in mapping_refusal(mapping)
 
 
 @pytest.mark.parametrize(
@@ -1094,10 +1376,34 @@ def test_partitioners(name: str, written: object, meant: object) -> None:
         (ByHand, "an instance"),
         (5, "int"),
         (object(), "object"),
+        ("consistent", "librdkafka places keys by CRC32"),
+        ("consistent_random", "they would go to other partitions than before"),
+        ("consistent_random", "'murmur2_random' places them as Java's clients do"),
+        ("consistent_random", "give a function that computes CRC32, as in lambda topic, key"),
+        ("fnv1a", "librdkafka places keys by FNV-1a"),
+        ("fnv1a_random", "give a function that computes FNV-1a"),
+        ("random", "set partitioner_ignore_keys"),
     ],
 )
 def test_partitioners_that_are_refused(written: object, hint: str) -> None:
     assert hint in refusal(partitioner=written)
+
+
+@pytest.mark.parametrize("name", ["murmur2", "murmur2_random"])
+def test_partitioners_of_librdkafka_that_place_keys_as_java_does(name: str) -> None:
+    assert mapped({"partitioner": name}).partitioner in ("default", "murmur2")
+
+
+def test_the_function_in_the_hint_is_librdkafkas_partitioner() -> None:
+    """rd_kafka_msg_partitioner_consistent: the CRC32 of zlib, modulo the partitions."""
+    match = re.search(r"lambda .*partition_count", refusal(partitioner="consistent"))
+    assert match is not None
+    place: Any = eval(match[0], {"zlib": zlib})
+    make(partitioner=place)
+    topic = types.SimpleNamespace(partition_count=7)
+    # The check value of this CRC: that of b"123456789".
+    assert place(topic, b"123456789", None) == 0xCBF43926 % 7
+    assert place(topic, None, None) == 0
 
 
 # ------------------------------------------------------------ from_mapping
@@ -1203,10 +1509,8 @@ def test_text_that_is_no_number_or_boolean(name: str, text: str) -> None:
     ],
 )
 def test_names_of_librdkafka(mapping: dict[str, Any], name: str, value: object) -> None:
-    config = ProducerConfig.from_mapping(
-        {"security.protocol": "ssl", **mapping},
-        **({} if "metadata.broker.list" in mapping else {"bootstrap_servers": "a:1"}),
-    )
+    servers: Options = {} if "metadata.broker.list" in mapping else {"bootstrap_servers": "a:1"}
+    config = ProducerConfig.from_mapping({"security.protocol": "ssl", **mapping}, **servers)
     assert getattr(config, name) == value
 
 
@@ -1224,9 +1528,9 @@ def test_sasl_names_of_librdkafka() -> None:
 
 
 def test_values_of_librdkafka_are_checked_too() -> None:
-    assert "buffer_memory must be" in mapping_refusal({"queue.buffering.max.kbytes": True})
-    assert mapping_refusal({"queue.buffering.max.kbytes": "x"}).startswith("queue.buffering.max.kb")
-    assert "delivery_timeout_ms must be" in mapping_refusal({"message.timeout.ms": False})
+    for name in ("queue.buffering.max.kbytes", "message.timeout.ms"):
+        for value in (False, "x"):
+            assert mapping_refusal({name: value}).startswith(f"{name} must be an int in ")
 
 
 def test_names_of_librdkafka_all_lead_to_options() -> None:
@@ -1236,18 +1540,86 @@ def test_names_of_librdkafka_all_lead_to_options() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("batch.num.messages", "batch_size"),
-        ("queue.buffering.max.messages", "buffer_memory"),
-        ("socket.timeout.ms", "request_timeout_ms"),
+        ("batch.num.messages", "set batch.size"),
+        ("queue.buffering.max.messages", "set buffer.memory"),
+        ("socket.timeout.ms", "set request.timeout.ms"),
+        ("topic.metadata.refresh.interval.ms", "set metadata.max.age.ms"),
+        ("sticky.partitioning.linger.ms", "set batch.size"),
         ("statistics.interval.ms", "metrics()"),
-        ("enable.ssl.certificate.verification", "ssl_context"),
+        ("enable.ssl.certificate.verification", "ssl.context"),
         ("key.serializer", "argument of Producer"),
-        ("oauth_cb", "sasl_oauth_token_provider"),
+        ("oauth_cb", "set sasl.oauth.token.provider"),
+        ("error_cb", "Producer.health"),
+        ("log.connection.close", "it is not needed"),
         ("group.id", "consumers"),
     ],
 )
 def test_mapping_names_that_are_refused_with_a_hint(name: str, hint: str) -> None:
-    assert hint in mapping_refusal({name: "100"})
+    """The hint names options as they are written in a mapping, where it can be followed."""
+    message = mapping_refusal({name: "100"})
+    assert message.startswith(f"{name!r} is not an option here: ")
+    assert hint in message
+    for word in re.findall(r"set ([a-z.]+)", message):
+        assert word in DOTTED or word == "the"
+
+
+def test_librdkafkas_defaults_of_refused_options_ask_for_nothing() -> None:
+    assert mapped({"log.connection.close": "true", "delivery.report.only.error": False}) == make()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            {"message.timeout.ms": 5000},
+            "message.timeout.ms=5000 is less than linger.ms=5 plus request.timeout.ms=30000: it"
+            " must be at least 30005 (message.timeout.ms is delivery_timeout_ms here, 0 is 2^31-1)",
+        ),
+        (
+            {"delivery.timeout.ms": "5000", "queue.buffering.max.ms": "7"},
+            "delivery.timeout.ms=5000 is less than queue.buffering.max.ms=7 plus request.timeout.ms"
+            "=30000: it must be at least 30007 (queue.buffering.max.ms is linger_ms here)",
+        ),
+        (
+            {"queue.buffering.max.kbytes": -1},
+            "queue.buffering.max.kbytes must be an int in 0..2^63-1, not -1024 (int)"
+            " (queue.buffering.max.kbytes is buffer_memory here, times 1024)",
+        ),
+        ({"acks": "7"}, "acks must be one of all, -1, 0, 1, not '7' (str)"),
+        ({"retries": "x"}, "retries must be an int in 0..2^31-1, not 'x' (str)"),
+        ({"ssl.key.password": "p"}, "ssl.key.password would have no effect: set security.protocol"),
+        ({"ssl.password": "p"}, "ssl.password would have no effect: set security.protocol"),
+        ({"client.rack": "linger_ms"}, "(client.rack='linger_ms')"),
+        ({"security.protocol": "linger_ms"}, "not 'linger_ms' (str)"),
+        ({"partitioner.class": "crc"}, "partitioner.class must be one of default, murmur2, "),
+        ({"bootstrap.servers": "a"}, "bootstrap.servers: 'a' is neither host:port nor "),
+        (
+            {"ssl.endpoint.identification.algorithm": "x"},
+            "ssl.endpoint.identification.algorithm must be one of ",
+        ),
+    ],
+)
+def test_errors_name_options_as_the_mapping_does(mapping: dict[str, object], message: str) -> None:
+    told = mapping_refusal(mapping)
+    assert message in told
+    assert told.count(" here") == message.count(" here")
+
+
+def test_only_whole_names_outside_quotes_are_spelled_anew() -> None:
+    text = "retries, xretries retries_x a.retries retries.a 'retries' \"retries\" it's (retries)."
+    assert str(config_module._respelled(ConfigError(text), str.upper)) == (
+        "RETRIES, xretries retries_x a.retries retries.a 'retries' \"retries\" it's (RETRIES)."
+    )
+
+
+def test_a_mapping_without_servers_is_told_their_dotted_name() -> None:
+    with pytest.raises(ConfigError, match=r"^bootstrap\.servers is required"):
+        ProducerConfig.from_mapping({"linger.ms": 1})
+
+
+def test_errors_name_what_came_beside_the_mapping_as_it_was_written() -> None:
+    message = mapping_refusal({"request.timeout.ms": 7}, delivery_timeout_ms=3)
+    assert message.startswith("delivery_timeout_ms=3 is less than linger.ms=5 plus request.timeout")
 
 
 @pytest.mark.parametrize(
@@ -1390,6 +1762,39 @@ def test_variables_of_features_that_are_missing_are_an_error(word: str) -> None:
 
 def test_variable_with_a_wrong_value_is_named() -> None:
     assert env_refusal({"KAFKA_RETRIES": "many"}).startswith("KAFKA_RETRIES must be an int")
+    assert env_refusal({"KAFKA_ACKS": "2"}).startswith("KAFKA_ACKS must be one of all, -1, 0, 1")
+
+
+@pytest.mark.parametrize("prefix", ["KAFKA_", "ORDERS_", ""])
+def test_missing_variables_are_named_with_the_prefix_in_use(prefix: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{prefix}BOOTSTRAP_SERVERS is required"):
+        ProducerConfig.from_env(prefix, {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            {"KAFKA_SECURITY_PROTOCOL": "SASL_SSL", "KAFKA_SASL_MECHANISM": "PLAIN"},
+            "KAFKA_SASL_MECHANISM=PLAIN needs KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD",
+        ),
+        (
+            {"KAFKA_SASL_PLAIN_USERNAME": "u"},
+            "KAFKA_SASL_PLAIN_USERNAME would have no effect: set KAFKA_SECURITY_PROTOCOL to",
+        ),
+        ({"KAFKA_BOOTSTRAP_SERVERS": "a"}, "KAFKA_BOOTSTRAP_SERVERS: 'a' is neither"),
+        ({"KAFKA_SASL_JAAS_CONFIG": "x"}, "set KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD"),
+        # What no text can stand for has no variable.
+        ({"KAFKA_SASL_OAUTHBEARER_SCOPE": "x"}, "Set sasl_oauth_token_provider"),
+    ],
+)
+def test_errors_name_variables(environ: dict[str, str], message: str) -> None:
+    assert message in env_refusal(environ)
+
+
+def test_errors_name_what_came_beside_the_environment_as_it_was_written() -> None:
+    with pytest.raises(ConfigError, match=r"^delivery_timeout_ms=3 is less than KAFKA_LINGER_MS=7"):
+        from_env({"KAFKA_LINGER_MS": "7"}, delivery_timeout_ms=3)
 
 
 def test_two_variables_for_one_option() -> None:
@@ -1525,12 +1930,24 @@ def test_client_id_that_was_set_is_kept(client_id: str) -> None:
 
 
 def test_constructor_validates_and_normalises() -> None:
-    config = ProducerConfig(bootstrap_servers=("SSL://a:1",), batch_size=0, acks=1)
+    config = ProducerConfig(bootstrap_servers=(" PLAINTEXT://a:1",), batch_size=0, acks=1)
     assert config.bootstrap_servers == ("a:1",)
     assert config.batch_size == 1
     assert config.enable_idempotence is False
     with pytest.raises(ConfigError, match="retries must be"):
         ProducerConfig(bootstrap_servers=("a:1",), retries=-1)
+
+
+def test_constructor_takes_what_the_producer_takes() -> None:
+    """Each of these lines is checked by mypy as well."""
+    config = ProducerConfig("a:1,b:2", acks="all", ssl_cafile=None, max_batch_size=7)
+    assert (config.bootstrap_servers, config.acks, config.batch_size) == (("a:1", "b:2"), -1, 7)
+    assert ProducerConfig(bootstrap_servers="a:1") == ProducerConfig(["a:1"])
+    assert config.replace(bootstrap_servers="a:1", acks=1).acks == 1
+    options: Options = {"linger_ms": 20, "compression_type": None}
+    assert ProducerConfig("a:1", **options).linger_ms == 20
+    with pytest.raises(ConfigError, match="retries must be an int"):
+        ProducerConfig("a:1", retries="5")  # type: ignore[arg-type]  # that is the point
 
 
 def test_config_error_is_a_value_error() -> None:
@@ -1559,7 +1976,7 @@ def test_replace_derives_anew() -> None:
     with pytest.raises(ConfigError, match="contradicts acks=1"):
         config.replace(enable_idempotence=True)
     with pytest.raises(ConfigError, match="did you mean 'linger_ms'"):
-        config.replace(lingr_ms=1)
+        config.replace(lingr_ms=1)  # type: ignore[call-arg]  # that is the point
 
 
 def test_replace_of_python_3_13_keeps_what_was_given() -> None:
@@ -1632,8 +2049,52 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "options.md"
 
 def test_documentation_is_up_to_date() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == options_table(), (
-        "run: python -m asyncproducer.config > docs/options.md"
+        "run: python -m asyncproducer.cli.docs"
     )
+
+
+def test_the_typed_dict_has_every_option_and_alias() -> None:
+    assert set(Options.__annotations__) == {*OPTIONS, *config_module.ALIASES}
+    assert not Options.__required_keys__
+
+
+#: Values of each type that may be passed for an option, valid for one or the other.
+OF_TYPE: dict[str, list[Any]] = {
+    "bool": [True],
+    "int": [1, 5_000],
+    "float": [0.5],
+    "str": ["a:1", "default", "TLSv1.2"],
+    "None": [None],
+    "Sequence[str]": [["a:1"], ("TLSv1.3",)],
+    "os.PathLike[str]": [Path("x")],
+    "PartitionerOption": [by_function],
+    "SSLContext": [ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)],
+    "TokenProvider": [token],
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda o: o.name)
+def test_the_typed_dict_has_the_types_that_are_taken(option: Option) -> None:
+    typed = set(option.kind.annotation.split(" | "))
+    if "float" in typed:
+        typed.add("int")  # as for type checkers
+    if "PartitionerOption" in typed:
+        typed |= {"str", "TokenProvider"}  # it names str; and any callable may be meant
+    if "TokenProvider" in typed:
+        typed.add("PartitionerOption")
+    words = list(option.kind.words) if isinstance(option.kind, Choice) else []
+    candidates = {**OF_TYPE, "str": [*OF_TYPE["str"], *words]}
+    assert {name for name, values in candidates.items() if takes(option, values)} == typed
+
+
+def takes(option: Option, values: list[Any]) -> bool:
+    for value in values:
+        try:
+            option.parse(value)
+        except ConfigError:
+            continue
+        return True
+    return False
 
 
 def test_documentation_has_every_name_and_well_formed_tables() -> None:

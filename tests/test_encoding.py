@@ -91,6 +91,94 @@ def test_wide_serializer_gets_topic_and_headers() -> None:
     assert headers == [("schema", b"1")]
 
 
+def test_the_third_argument_of_a_wide_serializer_may_have_a_default() -> None:
+    def wide(topic: str, value: Any, headers: list[Header] | None = None) -> bytes:
+        assert headers == []
+        return topic.encode()
+
+    assert call(wide, 1) == b"orders"
+
+
+@pytest.mark.parametrize(
+    ("function", "signature"),
+    [
+        (lambda value, ctx: b"", "(value, ctx)"),
+        (lambda: b"", "()"),
+        (lambda value, *, schema: b"", "(value, *, schema)"),
+        (lambda topic, value, headers, *, schema: b"", "(topic, value, headers, *, schema)"),
+        (lambda a, b, c, d: b"", "(a, b, c, d)"),
+    ],
+)
+def test_serializer_with_other_arguments_is_refused(
+    function: Callable[..., Any], signature: str
+) -> None:
+    """Else it would fail with each record."""
+    with pytest.raises(ConfigError) as caught:
+        RecordSerializer.of(function, "value")
+    text = str(caught.value)
+    assert text.startswith("value_serializer=<function")
+    assert "must be a function value -> bytes, or (topic, value, headers) -> bytes" in text
+    assert text.endswith(f"; it is called as {signature}")
+
+
+def test_what_a_wrapper_wraps_may_have_other_arguments() -> None:
+    def wrapped(value: str, ctx: str) -> bytes:
+        return (value + ctx).encode()
+
+    @functools.wraps(wrapped)
+    def narrow(value: str) -> bytes:
+        return wrapped(value, "!")
+
+    @functools.wraps(wrapped)
+    def wide(topic: str, value: str, headers: list[Header]) -> bytes:
+        return wrapped(value, topic)
+
+    assert call(narrow, "text") == b"text!"
+    assert call(wide, "text") == b"textorders"
+
+
+def wide_arguments(topic: str, value: Any, headers: list[Header]) -> bytes:
+    return topic.encode()
+
+
+def test_a_wrapper_that_passes_all_on_is_what_it_wraps() -> None:
+    @functools.wraps(wide_arguments)
+    def logged(*args: Any) -> bytes:
+        return wide_arguments(*args)
+
+    @functools.wraps(wide_arguments)
+    def narrow(value: str) -> bytes:
+        return wide_arguments("other", value, [])
+
+    assert call(logged, 1) == b"orders"
+    assert call(narrow, 1) == b"other"
+
+
+@pytest.mark.parametrize(("result", "kind"), [({"a": 1}, "dict"), (5, "int"), ([b"a"], "list")])
+async def test_what_a_serializer_returns_must_be_bytes(result: Any, kind: str) -> None:
+    """The text must not ask for a serializer: there is one."""
+    pattern = f"^the key for topic orders is of type {kind}, as its key_serializer returned it: "
+
+    async def later(value: Any) -> Any:
+        return result
+
+    with pytest.raises(SerializationError, match=pattern) as caught:
+        RecordSerializer(lambda value: result, "key")("orders", 1, [])
+    assert "give the Producer" not in str(caught.value)
+    serializer = RecordSerializer(later, "key")
+    with pytest.raises(SerializationError, match=pattern):
+        await serializer.awaited("orders", serializer("orders", 1, []))
+
+
+@pytest.mark.parametrize("result", [b"a", bytearray(b"a"), memoryview(b"a"), "a", None])
+async def test_a_serializer_may_return_what_needs_none(result: Any) -> None:
+    async def later(value: Any) -> Any:
+        return result
+
+    assert call(lambda value: result, 1) is result
+    assert await RecordSerializer(later, "key").awaited("orders", call(later, 1)) is result
+
+
 def test_wide_serializer_may_be_an_object() -> None:
     class Wide:
         def __call__(self, topic: str, value: Any, headers: list[Header]) -> bytes:

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from asyncproducer import (
+    BatchDeliveryError,
+    Delivery,
     ForkError,
     InvalidTopic,
+    Portal,
     Producer,
     ProducerClosed,
     ProducerNotStarted,
+    Record,
     RecordMetadata,
     RecordTooLarge,
     WrongLoopError,
@@ -48,6 +52,45 @@ async def test_send_from_a_thread(cluster: EmbeddedCluster, new_producer: New) -
     assert [record.value for record in records] == [b"%d" % n for n in range(10)]
     assert {record.headers for record in records} == {(("h", b"1"),)}
     assert {record.timestamp for record in records} == {1000}
+
+
+async def test_enqueue_from_a_thread(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """Its future ends when the record is buffered, long before the broker has it."""
+    async with new_producer(linger_ms=60000, adaptive_linger=False) as producer:
+        portal = producer.portal()
+
+        def work() -> Delivery:
+            future = portal.enqueue(
+                "t4", b"value", key=b"k", headers={"h": b"1"}, partition=2, timestamp=1000
+            )
+            return future.result(timeout=10)
+
+        delivery = await in_thread(work)
+        assert not delivery.done()
+        await producer.flush()
+        assert delivery.result().partition == 2
+    (record,) = cluster.records("t4", 2)
+    assert (record.key, record.value) == (b"k", b"value")
+    assert (record.headers, record.timestamp) == ((("h", b"1"),), 1000)
+
+
+async def test_send_many_from_a_thread(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer() as producer:
+        portal = producer.portal()
+
+        def work() -> None:
+            result = portal.send_many("t", iter([b"a", b"b"])).result(timeout=10)
+            assert result.acknowledged == 2
+            bad = Record("not/valid", b"c")
+            result = portal.send_many(None, [bad], raise_on_error=False).result(timeout=10)
+            ((index, error),) = result.failed
+            assert index == 0
+            assert isinstance(error, InvalidTopic)
+            with pytest.raises(BatchDeliveryError):
+                portal.send_many(None, [bad]).result(timeout=10)
+
+        await in_thread(work)
+    assert [record.value for record in cluster.records("t")] == [b"a", b"b"]
 
 
 async def test_partition_is_passed_on(cluster: EmbeddedCluster, new_producer: New) -> None:
@@ -99,6 +142,63 @@ async def test_cancelling_the_future_ends_the_wait_only(
         await in_thread(work)
         await asyncio.sleep(0)
         assert producer.health.waiting_senders == 0
+
+
+async def test_a_future_that_is_cancelled_at_once_sends_nothing(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        portal = producer.portal()
+        thread = threading.Thread(target=lambda: portal.send("t", b"value").cancel())
+        thread.start()
+        thread.join()  # the loop stands still meanwhile: it has not begun
+        await asyncio.sleep(0)
+    assert cluster.records("t") == []
+
+
+async def test_what_a_thread_has_stopped_waiting_for_goes_on(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        portal = producer.portal()
+
+        def work() -> None:
+            with pytest.raises(TimeoutError):
+                portal.send("t", b"value").result(timeout=0.001)
+
+        await in_thread(work)
+        cluster.resume(1)
+    assert [record.value for record in cluster.records("t")] == [b"value"]
+
+
+async def test_a_flush_that_takes_too_long_is_told_by_its_future(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        portal = producer.portal()
+
+        def work() -> None:
+            future = portal.send("t", b"value")
+            with pytest.raises(TimeoutError, match="still on their way"):
+                portal.flush(0.001).result(timeout=10)
+            assert not future.done()
+
+        await in_thread(work)
+        cluster.resume(1)
+    assert len(cluster.records("t")) == 1
+
+
+def test_every_call_tells_what_it_raises_and_that_it_does_not_wait() -> None:
+    calls = [function for name, function in vars(Portal).items() if not name.startswith("_")]
+    assert len(calls) == 4
+    for function in calls:
+        text = " ".join((function.__doc__ or "").split())
+        assert "Does not wait. Raises WrongLoopError, ForkError; the future " in text
 
 
 async def test_portal_on_the_producers_own_loop(new_producer: New) -> None:

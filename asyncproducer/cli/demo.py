@@ -15,6 +15,7 @@ import csv
 import importlib.util
 import io
 import itertools
+import logging
 import multiprocessing
 import time
 import zipfile
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncproducer
+from asyncproducer.cli.arguments import addresses, positive
 from asyncproducer.core.delivery import Delivery
 from asyncproducer.errors import KafkaError
 from asyncproducer.producer import Producer
@@ -56,6 +58,13 @@ _MISSING = (
     'pip install "asyncproducer[demo]"'
 )
 
+#: Where nobody has set up logging, Python would print what aiokafka says of its connections.
+_SILENCE = logging.NullHandler()
+
+
+class Unreachable(Exception):
+    """No broker answers where the demo was told to look."""
+
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand to argparse's subparsers."""
@@ -68,7 +77,9 @@ def add_parser(commands: Any) -> None:
         "wrong arguments or missing packages, 130 when interrupted.",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--bootstrap-servers", metavar="HOST:PORT,...", help="any Kafka cluster")
+    where.add_argument(
+        "--bootstrap-servers", type=addresses, metavar="HOST:PORT,...", help="any Kafka cluster"
+    )
     where.add_argument(
         "--kafka", action="store_true", help="a local Apache Kafka (Docker, or a JVM from pip)"
     )
@@ -76,9 +87,9 @@ def add_parser(commands: Any) -> None:
         "--topic", help="created if it is not there; default: a new one, named after the time"
     )
     parser.add_argument(
-        "--partitions", type=_positive, default=6, help="of a new topic; default: %(default)s"
+        "--partitions", type=positive, default=6, help="of a new topic; default: %(default)s"
     )
-    parser.add_argument("--records", type=_positive, help="send only the first so many flights")
+    parser.add_argument("--records", type=positive, help="send only the first so many flights")
     parser.add_argument(
         "--compression",
         default="lz4",
@@ -86,13 +97,6 @@ def add_parser(commands: Any) -> None:
         help="default: %(default)s",
     )
     parser.set_defaults(run=run)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
 
 
 def run(options: argparse.Namespace) -> int:
@@ -103,8 +107,12 @@ def run(options: argparse.Namespace) -> int:
         print(_MISSING.format(error))
         return 2
     console = Console()
+    logging.getLogger("aiokafka").addHandler(_SILENCE)
     try:
         return asyncio.run(_demo(options, console))
+    except Unreachable as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
     except ImportError as error:
         console.print(_MISSING.format(error), style="red", markup=False)
         return 2
@@ -226,14 +234,19 @@ def _cluster(options: argparse.Namespace, console: Console) -> Iterator[tuple[st
 
 async def _create_topic(servers: str, topic: str, partitions: int) -> None:
     from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-    from aiokafka.errors import TopicAlreadyExistsError
+    from aiokafka.errors import KafkaConnectionError, TopicAlreadyExistsError
 
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
     try:
+        await admin.start()
         brokers = (await admin.describe_cluster())["brokers"]
         with contextlib.suppress(TopicAlreadyExistsError):
             await admin.create_topics([NewTopic(topic, partitions, min(3, len(brokers)))])
+    except KafkaConnectionError as error:
+        raise Unreachable(
+            f"no Kafka broker answers at {servers}: is one running there? Without"
+            " --bootstrap-servers the demo brings its own."
+        ) from error
     finally:
         await admin.close()
 

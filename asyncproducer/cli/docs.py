@@ -1,27 +1,39 @@
 """`python -m asyncproducer.cli.docs [DIRECTORY]`: the parts of docs/ that are made from the code.
 
-options.md and errors.md are written anew; in design.md the tables between the marks
-`<!-- states: NAME -->` and `<!-- end -->` are. The tests compare all of them.
+options.md, errors.md and metrics.md are written anew; in design.md the tables between the marks
+`<!-- states: NAME -->` and `<!-- end -->` are. In a checkout, asyncproducer/options.py is made from
+the table of the options as well. The tests compare all of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import re
-import sys
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
 from asyncproducer import errors
-from asyncproducer.config import options_table
+from asyncproducer.config import ALIASES, OPTIONS, Option, options_table
 from asyncproducer.core import sequences
+from asyncproducer.core.metrics import LEFT_OUT, metrics_table
 from asyncproducer.core.outcome import produce_table
 from asyncproducer.net import connection
 from asyncproducer.producer import TRANSITIONS as PRODUCER_TRANSITIONS
 
-__all__ = ["design_page", "errors_page", "exception_tree", "state_table", "write"]
+__all__ = [
+    "design_page",
+    "errors_page",
+    "exception_tree",
+    "main",
+    "metrics_page",
+    "options_module",
+    "state_table",
+    "write",
+]
 
 S = TypeVar("S", bound=Enum)
 
@@ -78,6 +90,88 @@ answer at all counts as NETWORK_EXCEPTION, one that got none in time as REQUEST_
 {table}"""
 
 
+_METRICS = """\
+# Metrics
+
+<!-- Generated: python -m asyncproducer.cli.docs -->
+
+`producer.metrics()` returns all of them as a new dict, from name to number. It is cheap, never
+waits, and can be called in every state of the producer. Nothing is counted per record, only per
+batch, request and connection.
+
+Names are those of Java's `producer-metrics` in snake_case. Behind a colon is a tag:
+`record_send_total:topic=orders` is of one topic (Java: `producer-topic-metrics`),
+`request_latency_avg:node=node-1` of one broker (`producer-node-metrics`; `node--1` is the first of
+`bootstrap_servers`). A topic is there from its first batch on, a broker from its first connection.
+Java's tag `client-id` is `producer.client_id` here.
+
+- `_total` counts from the start of the producer, and never goes back.
+- `_rate` is per second, `_avg` and `_max` are of one value, all three over the last
+  `metrics_num_samples` windows (2) of `metrics_sample_window_ms` (30 s).
+- Times are in ms unless the name says ns. Sizes are in bytes.
+- What has no value yet is 0, where Java has NaN.
+- Java's `metrics()` is a live view. Here the dict is yours, and each call makes a new one.
+- All of them are of Java's recording level INFO; Java's producer has no others.
+  `metrics_recording_level` takes nothing else: DEBUG and TRACE are refused with ConfigError.
+
+{table}
+Java has some more, which are left out:
+
+{left_out}"""
+
+
+_OPTIONS = '''\
+"""The options as keyword arguments, for type checkers and editors.
+
+Generated from the table in config.py: python -m asyncproducer.cli.docs
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from asyncproducer.config import PartitionerOption, TokenProvider
+else:
+    SSLContext = PartitionerOption = TokenProvider = Any
+
+__all__ = ["Options"]
+
+
+class Options(TypedDict, total=False):
+    """Every option, and what may be passed for it. See docs/options.md.
+
+    `options: Options = {{"linger_ms": 20}}`, then `Producer("localhost:9092", **options)`.
+    """
+
+{fields}'''
+
+
+def options_module() -> str:
+    """The text of asyncproducer/options.py."""
+    fields = [_field(name, option, option.doc) for name, option in OPTIONS.items()]
+    fields += [_field(a, OPTIONS[n], f"Another name of `{n}`.") for a, n in ALIASES.items()]
+    return _OPTIONS.format(fields="\n".join(fields))
+
+
+def _field(name: str, option: Option, doc: str) -> str:
+    """A key of the TypedDict, with the text that editors show."""
+    lines = textwrap.wrap(f'"""{doc}', 96)
+    closing = '"""' if len(lines) == 1 and len(lines[0]) <= 93 else '\n"""'
+    text = textwrap.indent("\n".join(lines) + closing, "    ")
+    return f"    {name}: {option.kind.annotation}\n{text}\n"
+
+
+def metrics_page() -> str:
+    """The text of docs/metrics.md."""
+    left_out = "".join(f"- {names}: {why}\n" for names, why in LEFT_OUT.items())
+    return _METRICS.format(table=metrics_table(), left_out=left_out)
+
+
 def errors_page() -> str:
     """The text of docs/errors.md."""
     return _ERRORS.format(tree=f"```text\n{exception_tree()}```\n", table=produce_table())
@@ -130,16 +224,40 @@ def design_page(text: str) -> str:
 
 
 def write(directory: Path) -> None:
-    """Bring the pages in `directory` up to date."""
+    """Bring the pages in `directory` up to date, and the options.py of the checkout around it."""
     design = directory / "design.md"
     pages = {
         directory / "options.md": options_table(),
         directory / "errors.md": errors_page(),
+        directory / "metrics.md": metrics_page(),
         design: design_page(design.read_text(encoding="utf-8")),
     }
+    module = directory.parent / "asyncproducer" / "options.py"
+    if module.exists():
+        pages[module] = options_module()
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8", newline="\n")
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the pages; SystemExit with a message where there are none."""
+    parser = argparse.ArgumentParser(
+        prog="python -m asyncproducer.cli.docs",
+        description="Brings the parts of docs/ that are made from the code up to date.",
+    )
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path("docs"),
+        metavar="DIRECTORY",
+        help="where options.md, errors.md, metrics.md and design.md are; default: %(default)s",
+    )
+    directory: Path = parser.parse_args(arguments).directory
+    if not (directory / "design.md").is_file():
+        parser.error(f"there is no design.md in {directory}: is this the root of a checkout?")
+    write(directory)
+
+
 if __name__ == "__main__":
-    write(Path(*sys.argv[1:2] or ["docs"]))
+    main()

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from asyncproducer.config import KEYSTORE_TO_PEM, TRUSTSTORE_TO_PEM
 from asyncproducer.errors import AuthenticationError, ConfigError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def _trusting_context(config: ProducerConfig) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=file, cadata=text)
     except (OSError, TypeError) as exc:  # ssl.SSLError is an OSError; TypeError: not ASCII
         option = "ssl_truststore_certificates" if file is None else f"ssl_cafile={file!r}"
-        raise ConfigError(f"{option} cannot be read as PEM: {_cause(exc)}") from exc
+        # Who says it in Java's words may have Java's kind of file.
+        hint = f"; {TRUSTSTORE_TO_PEM}" if config.ssl_truststore_location is not None else ""
+        raise ConfigError(f"{option} cannot be read as PEM: {_cause(exc)}{hint}") from exc
 
 
 def _set_ciphers(context: ssl.SSLContext, suites: Sequence[str]) -> None:
@@ -108,9 +111,10 @@ def _load_certificate(
     except (OSError, ValueError) as exc:
         if config.ssl_certfile is not None:
             option += f"={certfile!r}" + (f", ssl_keyfile={keyfile!r}" if keyfile else "")
+        hint = f"; {KEYSTORE_TO_PEM}" if config.ssl_keystore_location is not None else ""
         raise ConfigError(
             f"{option}: our certificate cannot be loaded: {_cause(exc)}; check that it is PEM, that"
-            " key and certificate belong together, and ssl_password"
+            f" key and certificate belong together, and ssl_password{hint}"
         ) from exc
 
 

@@ -54,7 +54,8 @@ class EmbeddedCluster:
     `auto_create_topics`, `default_partitions`: as Kafka's auto.create.topics.enable and
     num.partitions. `max_message_bytes`, `message_timestamp_type` (for all topics, or by
     name): defaults of max.message.bytes and message.timestamp.type.
-    `host`: what to listen on, and to advertise.
+    `host`: what to listen on, and to advertise. `port`: of the first broker; the others
+    have the ports that follow. 0: any, each its own.
     `request_versions`: API key -> (lowest, highest), None for an API that is not there:
     plays an older broker. `finalized_features`: what ApiVersions tells, by name.
     `max_request_bytes`: socket.request.max.bytes.
@@ -63,6 +64,8 @@ class EmbeddedCluster:
     `seed`: of ids and of garbage. `start_time_ms`: the broker's clock at `start()`, ms
     since 1970, instead of the real one. `request_log_size`: how many requests `requests`
     keeps.
+
+    Its methods raise ValueError for topics, partitions and brokers that are not there.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class EmbeddedCluster:
         auto_create_topics: bool = True,
         default_partitions: int = 1,
         host: str = "127.0.0.1",
+        port: int = 0,
         request_versions: Mapping[int, tuple[int, int] | None] | None = None,
         finalized_features: Mapping[str, int] | None = None,
         max_message_bytes: int = 1_048_588,
@@ -86,6 +90,8 @@ class EmbeddedCluster:
     ) -> None:
         if brokers < 1:
             raise ValueError(f"brokers={brokers}: a cluster has at least one")
+        if not 0 <= port <= (65536 - brokers if port else 0):
+            raise ValueError(f"port={port}: there are no {brokers} ports from there to 65535")
         rng = random.Random(seed)
         self._network = network
         self._start_time_ms = start_time_ms
@@ -97,7 +103,7 @@ class EmbeddedCluster:
         else:
             self._timestamp_types = dict(message_timestamp_type)
         self._state = ClusterState(
-            (Node(node_id, host) for node_id in range(1, brokers + 1)),
+            (Node(n, host, port and port + n - 1) for n in range(1, brokers + 1)),
             rng=rng,
             auto_create_topics=auto_create_topics,
             default_partitions=default_partitions,

@@ -20,6 +20,10 @@ A whole directory: one line in its conftest.py, and the reverse for a directory 
 There, `@pytest.mark.real_time` takes a single test out. The async fixtures of a test
 run on its loop; with a loop scope wider than one function all its tests share a clock.
 
+It is pytest-asyncio that runs a test on a loop of ours. The marker on a test that somebody
+else runs (anyio's plugin, unittest), or on one that is not async, would do nothing: that is
+a usage error. On a class or a file it does not mind tests in there that are not async.
+
 How it works: pytest-asyncio asks that hook which loops a test is to run on. Once any
 plugin answers it, it must answer for every test. We therefore join in only when the
 first marked test is collected, as a wrapper around whoever else answers, so a project
@@ -30,6 +34,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Generator, Mapping
 
 import pytest
@@ -62,14 +67,20 @@ def _virtual_time(*, start: float = 0.0, limit: float = _LIMIT) -> LoopFactories
     return {"virtual_time": functools.partial(VirtualTimeLoop, start=start, limit=limit)}
 
 
+def _closest(item: pytest.Item) -> pytest.Mark | None:
+    """The marker of ours that counts: a test's own, before its class's or file's."""
+    marks = (mark for mark in item.iter_markers() if mark.name in ("virtual_time", "real_time"))
+    return next(marks, None)
+
+
 def _marked(item: pytest.Item) -> LoopFactories | None:
-    """What the closest of our markers asks for: a test's own, before its class's or file's."""
-    for mark in item.iter_markers():
-        if mark.name == "virtual_time":
-            return _virtual_time(**mark.kwargs)
-        if mark.name == "real_time":
-            return {"asyncio": asyncio.new_event_loop}
-    return None
+    """What the closest of our markers asks for."""
+    mark = _closest(item)
+    if mark is None:
+        return None
+    if mark.name == "real_time":
+        return {"asyncio": asyncio.new_event_loop}
+    return _virtual_time(**mark.kwargs)
 
 
 class _MarkedLoops:
@@ -109,3 +120,35 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, No
             )
         manager.register(_MarkedLoops(), _PLUGIN_NAME)
     yield
+
+
+# Last: tests that were deselected are not judged.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuses the marker where it would do nothing."""
+    for item in items:
+        mark = _closest(item)
+        if mark is not None and mark.name == "virtual_time" and not _on_a_loop_of_ours(item):
+            _refuse_what_is_without_effect(item)
+
+
+def _on_a_loop_of_ours(item: pytest.Item) -> bool:
+    import pytest_asyncio  # is there: a marked test without it was an error before
+
+    return pytest_asyncio.is_async_test(item)
+
+
+def _refuse_what_is_without_effect(item: pytest.Item) -> None:
+    function = getattr(item, "obj", None)
+    function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    if inspect.iscoroutinefunction(function):
+        raise pytest.UsageError(
+            f"{item.nodeid} is marked virtual_time, but pytest-asyncio does not run it, so that it"
+            " would run in real time: mark it asyncio (and not anyio), or set asyncio_mode=auto;"
+            " or take it out with the marker real_time"
+        )
+    if any(mark.name == "virtual_time" for mark in item.own_markers):
+        raise pytest.UsageError(
+            f"{item.nodeid} is marked virtual_time, but is not async: it has no event loop whose"
+            " time could be virtual. Make it `async def`, or take the marker away"
+        )

@@ -29,8 +29,11 @@ _INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__share_group_state", "__tr
 _LAST_EPOCH = 2**15 - 2
 
 
-class RequestRefused(Exception):
-    """An error code to answer, and a text where the API has a place for it."""
+class RequestRefused(ValueError):
+    """An error code to answer, and a text where the API has a place for it.
+
+    To a test that calls the cluster's methods it is what it inherits from.
+    """
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         super().__init__(message)

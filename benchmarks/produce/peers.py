@@ -7,7 +7,8 @@ idempotent, linger 5 ms, no compression; batch size and the rest are each one's 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 PEERS = ("asyncproducer", "asyncproducer-python", "aiokafka")
@@ -15,21 +16,20 @@ PEERS = ("asyncproducer", "asyncproducer-python", "aiokafka")
 
 class Peer(Protocol):
     version: str
+    #: Awaited with a value: done when the record is acknowledged.
+    send: Callable[[bytes], Awaitable[Any]]
+    #: Awaited with a value: done when the record is buffered.
+    enqueue: Callable[[bytes], Awaitable[Any]]
 
     async def start(self, bootstrap_servers: str, topic: str) -> None: ...
-    def send(self, value: bytes) -> Awaitable[Any]:
-        """Done when the record is acknowledged."""
-        ...
-
-    def enqueue(self, value: bytes) -> Awaitable[Any]:
-        """Done when the record is buffered."""
-        ...
-
     async def flush(self) -> None: ...
     async def stop(self) -> None: ...
 
 
 class AsyncProducer:
+    send: Callable[[bytes], Awaitable[Any]]
+    enqueue: Callable[[bytes], Awaitable[Any]]
+
     def __init__(self) -> None:
         import asyncproducer
 
@@ -37,16 +37,11 @@ class AsyncProducer:
         self.version = f"{asyncproducer.__version__} ({asyncproducer.IMPLEMENTATION})"
 
     async def start(self, bootstrap_servers: str, topic: str) -> None:
-        self._topic = topic
         self._producer = self._module.Producer(bootstrap_servers, linger_ms=5)
         await self._producer.start()
         await self._producer.warm_up(topic)
-
-    def send(self, value: bytes) -> Awaitable[Any]:
-        return self._producer.send(self._topic, value)
-
-    def enqueue(self, value: bytes) -> Awaitable[Any]:
-        return self._producer.enqueue(self._topic, value)
+        self.send = partial(self._producer.send, topic)
+        self.enqueue = partial(self._producer.enqueue, topic)
 
     async def flush(self) -> None:
         await self._producer.flush()
@@ -56,6 +51,9 @@ class AsyncProducer:
 
 
 class AioKafka:
+    send: Callable[[bytes], Awaitable[Any]]
+    enqueue: Callable[[bytes], Awaitable[Any]]
+
     def __init__(self) -> None:
         import aiokafka
 
@@ -63,20 +61,13 @@ class AioKafka:
         self.version = str(aiokafka.__version__)
 
     async def start(self, bootstrap_servers: str, topic: str) -> None:
-        self._topic = topic
         self._producer = self._module.AIOKafkaProducer(
             bootstrap_servers=bootstrap_servers, acks="all", enable_idempotence=True, linger_ms=5
         )
         await self._producer.start()
         await self._producer.partitions_for(topic)
-
-    def send(self, value: bytes) -> Awaitable[Any]:
-        waiting: Awaitable[Any] = self._producer.send_and_wait(self._topic, value)
-        return waiting
-
-    def enqueue(self, value: bytes) -> Awaitable[Any]:
-        waiting: Awaitable[Any] = self._producer.send(self._topic, value)
-        return waiting
+        self.send = partial(self._producer.send_and_wait, topic)
+        self.enqueue = partial(self._producer.send, topic)
 
     async def flush(self) -> None:
         await self._producer.flush()

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,15 @@ import pytest
 
 import asyncproducer
 from asyncproducer import errors
-from asyncproducer.cli.docs import design_page, errors_page, exception_tree, state_table
+from asyncproducer.cli.docs import (
+    design_page,
+    errors_page,
+    exception_tree,
+    main,
+    metrics_page,
+    options_module,
+    state_table,
+)
 from asyncproducer.core.outcome import PRODUCE
 from asyncproducer.core.sequences import TRANSITIONS, IdState
 from asyncproducer.errors import error_name
@@ -76,6 +85,13 @@ def test_the_table_has_every_error_code() -> None:
         assert f"| {code} | {error_name(code)} |" in text
 
 
+# -- metrics.md --------------------------------------------------------------------------------
+
+
+def test_metrics_are_up_to_date() -> None:
+    assert page("metrics.md") == metrics_page(), HOW
+
+
 # -- design.md ---------------------------------------------------------------------------------
 
 
@@ -111,6 +127,16 @@ def test_every_place_that_the_design_names_exists() -> None:
         assert ((ROOT if file.startswith("tests/") else PACKAGE) / file).is_file(), file
 
 
+@pytest.mark.parametrize("path", ["docs/design.md", "CONTRIBUTING.md"])
+def test_the_layers_in_the_text_are_those_that_are_checked(path: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (layers,) = (c["layers"] for c in project["tool"]["importlinter"]["contracts"] if "layers" in c)
+    here = {entry.stem for entry in PACKAGE.iterdir()}
+    named = [[n for n in re.findall(r"\w+", layer) if n in here] for layer in layers]
+    written = " → ".join(", ".join(names) for names in named if names != ["__main__"])
+    assert f"`{written}`" in " ".join((ROOT / path).read_text(encoding="utf-8").split())
+
+
 @cache
 def names_in(file: str) -> set[str]:
     """The classes, functions and constants of a source file, methods as Class.method.
@@ -137,16 +163,65 @@ def names_in(file: str) -> set[str]:
 
 
 def test_the_module_writes_the_pages_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "design.md").write_text(
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "design.md").write_text(
         re.sub(r"\| CREATED \|.*", "| CREATED | old |", page("design.md")), encoding="utf-8"
     )
-    command = [sys.executable, "-m", "asyncproducer.cli.docs", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=60)
-    for name in ("options.md", "errors.md", "design.md"):
-        assert (tmp_path / name).read_bytes() == page(name).encode()
+    command = [sys.executable, "-W", "error", "-m", "asyncproducer.cli.docs"]
+    subprocess.run([*command, str(docs)], check=True, timeout=60)
+    for name in ("options.md", "errors.md", "metrics.md", "design.md"):
+        assert (docs / name).read_bytes() == page(name).encode()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["docs"]
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/design.md", "docs/errors.md"])
+def test_options_py_is_up_to_date() -> None:
+    assert (PACKAGE / "options.py").read_text(encoding="utf-8") == options_module(), HOW
+
+
+def test_options_py_of_the_checkout_is_written_too(tmp_path: Path) -> None:
+    for directory in ("docs", "asyncproducer"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "docs" / "design.md").write_text(page("design.md"), encoding="utf-8")
+    module = tmp_path / "asyncproducer" / "options.py"
+    module.touch()
+    main([str(tmp_path / "docs")])
+    assert module.read_text(encoding="utf-8") == options_module()
+
+
+def test_help_is_told_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "usage: python -m asyncproducer.cli.docs [-h] [DIRECTORY]" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [[], ["missing"], ["--unknown"]])
+def test_a_place_without_pages_is_an_error_and_no_traceback(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert re.search(r"error: (there is no design\.md in|unrecognized)", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", ["options.md", "errors.md", "metrics.md"])
+def test_a_generated_page_names_the_command_that_makes_it(name: str) -> None:
+    assert "<!-- Generated: python -m asyncproducer.cli.docs -->" in page(name)
+
+
+@pytest.mark.parametrize(
+    "path", ["README.md", "docs/design.md", "docs/errors.md", "docs/metrics.md"]
+)
 def test_links_inside_the_repository_lead_somewhere(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]

@@ -122,6 +122,20 @@ def test_a_ca_file_that_is_missing_or_no_pem_is_a_config_error_naming_it(tmp_pat
             security.ssl_context(config(security_protocol="SSL", ssl_truststore_certificates=text))
 
 
+def test_a_store_of_javas_is_a_config_error_with_the_way_to_pem(tmp_path: Path) -> None:
+    """Whoever gives its location alone hears of it when it is read."""
+    jks = tmp_path / "store.jks"
+    jks.write_bytes(b"\xfe\xed\xfe\xed" + bytes(100))
+    for store, tool in (("truststore", "keytool -list"), ("keystore", "openssl pkcs12")):
+        with pytest.raises(ConfigError, match=rf"store\.jks'.*PEM.*{tool}"):
+            security.ssl_context(
+                config(security_protocol="SSL", **{f"ssl_{store}_location": str(jks)})
+            )
+    with pytest.raises(ConfigError) as caught:
+        security.ssl_context(config(security_protocol="SSL", ssl_cafile=str(jks)))
+    assert "keytool" not in str(caught.value)
+
+
 def test_client_certificate_from_files(
     authority: trustme.CA, leaf: trustme.LeafCert, tmp_path: Path
 ) -> None:

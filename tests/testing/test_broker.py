@@ -5,7 +5,7 @@ import errno
 import logging
 import random
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ from asyncproducer.testing.handlers import APIS
 from asyncproducer.testing.messages import Message
 from asyncproducer.testing.network import MemoryNetwork
 from asyncproducer.testing.raw_client import RawClient, encode_request
-from asyncproducer.testing.state import RequestRefused
 
 pytestmark = pytest.mark.virtual_time
 
@@ -206,6 +205,22 @@ async def test_a_cluster_starts_as_a_whole_or_not_at_all(network: MemoryNetwork)
     await cluster.close()
 
 
+async def test_a_cluster_can_be_told_its_ports(network: MemoryNetwork) -> None:
+    """So that somebody who was told them before finds it there."""
+    async with EmbeddedCluster(3, port=9092, network=network) as cluster:
+        assert cluster.bootstrap_servers == "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"
+        async with await connect(cluster, 3) as client:
+            ports = [broker.port for broker in (await metadata(client)).brokers]
+    assert ports == [9092, 9093, 9094]
+
+
+@pytest.mark.parametrize(("brokers", "port"), [(1, -1), (1, 65536), (2, 65535)])
+def test_ports_that_do_not_exist_are_refused(brokers: int, port: int) -> None:
+    with pytest.raises(ValueError, match=f"port={port}"):
+        EmbeddedCluster(brokers, port=port)
+    assert EmbeddedCluster(brokers, port=65536 - brokers).node_ids
+
+
 def test_a_cluster_has_a_broker() -> None:
     with pytest.raises(ValueError, match="brokers=0"):
         EmbeddedCluster(0)
@@ -223,7 +238,7 @@ async def test_records_can_be_looked_at_after_the_end(network: MemoryNetwork) ->
     assert [r.value for r in cluster.records("t", 1)] == [b"b"]
     assert [decode_batch(data)[0].offset for data in cluster.batches("t", 0)] == [0, 1]
     assert (cluster.end_offset("t", 0), cluster.end_offset("t", 1)) == (2, 1)
-    with pytest.raises(RequestRefused):
+    with pytest.raises(ValueError, match="no topic unknown"):
         cluster.records("unknown")
 
 
@@ -313,14 +328,38 @@ async def test_topics_can_be_created_grown_and_deleted_by_the_test(
     cluster.add_partitions("t", 4)
     assert len((await topic(client)).partitions) == 4
     cluster.delete_topic("t")
-    with pytest.raises(RequestRefused):
+    with pytest.raises(ValueError, match="no topic t"):
         cluster.end_offset("t", 0)
     answer = only(await produce(client))
     assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     cluster.create_topic("t", partitions=1)
     assert (await topic(client)).topic_id != before
-    with pytest.raises(RequestRefused, match="exists"):
+    with pytest.raises(ValueError, match="exists"):
         cluster.create_topic("t")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda kit: kit.create_topic("t"), "topic t already exists"),
+        (lambda kit: kit.create_topic("a b"), "a topic's name has"),
+        (lambda kit: kit.create_topic("u", partitions=0), "at least one partition"),
+        (lambda kit: kit.create_topic("u", replication=5), "replication factor 5"),
+        (lambda kit: kit.create_topic("u", configs={"bogus": "1"}), "unknown topic option bogus"),
+        (lambda kit: kit.add_partitions("t", 1), "2"),
+        (lambda kit: kit.delete_topic("u"), "no topic u"),
+        (lambda kit: kit.records("u"), "no topic u"),
+        (lambda kit: kit.leader("t", 7), "no partition 7 of topic t"),
+        (lambda kit: kit.move_leader("t", 7, -1), "no partition 7 of topic t"),
+        (lambda kit: EmbeddedCluster(topics={"a b": 1}), "a topic's name has"),
+    ],
+)
+def test_what_cannot_be_is_a_value_error(
+    call: Callable[[EmbeddedCluster], object], text: str
+) -> None:
+    """A test need not know what the brokers answer to a client in this case."""
+    with pytest.raises(ValueError, match=text):
+        call(EmbeddedCluster(topics={"t": 2}))
 
 
 async def test_finalized_features_are_told(network: MemoryNetwork) -> None:

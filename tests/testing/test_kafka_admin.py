@@ -8,8 +8,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -23,6 +24,7 @@ from kio.schema.types import BrokerId, TopicName
 from kio.serial import entity_writer
 from kio.static.primitive import i32, i32Timedelta
 
+from asyncproducer.testing import kafka_admin
 from asyncproducer.testing.kafka_admin import Admin, AdminError
 
 Broker = Callable[[socket.socket, int], None]
@@ -92,19 +94,42 @@ def test_an_answer_to_another_question_is_refused(serve: Serve) -> None:
         admin.view("t")
 
 
-def test_dripping_bytes_do_not_extend_the_deadline(serve: Serve) -> None:
-    done = threading.Event()
+class Dripping:
+    """A connection on which a byte comes every 30 ms, on a clock of its own."""
 
-    def drip(connection: socket.socket, correlation_id: int) -> None:
-        connection.sendall(struct.pack(">i", 1000))
-        with suppress(ConnectionError):  # the client may be gone before it says so
-            while not done.wait(0.02):
-                connection.sendall(b"x")
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.answer = struct.pack(">i", 1000)
+        #: How long each call was ready to wait.
+        self.patience: list[float] = []
 
-    admin = Admin({1: serve(drip)}, timeout_s=0.1)
-    with pytest.raises(TimeoutError):
-        admin.view("t")
-    done.set()
+    def __enter__(self) -> Dripping:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def settimeout(self, value: float) -> None:
+        self.patience.append(round(value, 9))
+
+    def sendall(self, data: bytes) -> None: ...
+
+    def recv(self, size: int) -> bytes:
+        self.now += 0.03
+        byte, self.answer = self.answer[:1], self.answer[1:]
+        return byte or b"x"
+
+
+def test_dripping_bytes_do_not_extend_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comes in time, and the answer does not."""
+    node = Dripping()
+    monkeypatch.setattr(kafka_admin, "time", SimpleNamespace(monotonic=lambda: node.now))
+    monkeypatch.setattr(
+        kafka_admin, "socket", SimpleNamespace(create_connection=lambda address, timeout: node)
+    )
+    with pytest.raises(TimeoutError, match="did not answer in time"):
+        Admin({1: ("127.0.0.1", 1)}, timeout_s=0.2).view("t")
+    # The request, and then each byte: four of the size, three of what should follow.
+    assert node.patience == [0.2, 0.2, 0.17, 0.14, 0.11, 0.08, 0.05, 0.02]
 
 
 def test_without_a_leader_there_is_no_end_offset_yet(serve: Serve) -> None:

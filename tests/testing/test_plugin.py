@@ -61,13 +61,9 @@ async def test_marked(loop, seconds):
 
 async def test_after(loop_is_real=True):
     assert not is_virtual()
-
-@pytest.mark.virtual_time
-def test_not_async():
-    pass
 """
     )
-    run(pytester).assert_outcomes(passed=5)
+    run(pytester).assert_outcomes(passed=4)
 
 
 def test_a_file_and_a_class_can_be_marked_and_a_test_can_step_out(
@@ -80,6 +76,9 @@ pytestmark = pytest.mark.virtual_time
 
 async def test_file():
     assert is_virtual()
+
+def test_not_async():
+    pass
 
 @pytest.mark.real_time
 async def test_real():
@@ -95,7 +94,48 @@ class TestReal:
         assert is_virtual()
 """
     )
-    run(pytester).assert_outcomes(passed=4)
+    run(pytester).assert_outcomes(passed=5)
+
+
+def test_on_a_test_that_is_not_async_the_marker_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        HEADER + "@pytest.mark.virtual_time\ndef test_x(): pass\n" + "async def test_good(): pass\n"
+    )
+    result = run(pytester)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*::test_x is marked virtual_time, but is not async: *"])
+    run(pytester, "-k", "good").assert_outcomes(passed=1, deselected=1)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "@pytest.mark.anyio\nasync def test_x(): pass\n",
+        "async def test_x(anyio_backend): pass\n",
+        "@pytest.mark.anyio\n@given(integers())\nasync def test_x(n): pass\n",
+        "class TestX(IsolatedAsyncioTestCase):\n    async def test_x(self): pass\n",
+        "async def test_x(): pass\n",
+    ],
+    ids=["anyio", "anyio fixture", "anyio with hypothesis", "unittest", "nobody"],
+)
+def test_on_a_test_that_others_run_the_marker_is_a_usage_error(
+    pytester: pytest.Pytester, test: str
+) -> None:
+    """They would run it in real time, and nobody would notice."""
+    pytester.makepyfile(
+        "from unittest import IsolatedAsyncioTestCase\n"
+        "from hypothesis import given\n"
+        "from hypothesis.strategies import integers\n"
+        + HEADER
+        + "pytestmark = pytest.mark.virtual_time\n\n"
+        + "@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n\n"
+        + test
+    )
+    result = run(pytester, "-o", "asyncio_mode=strict")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*::test_x* is marked virtual_time, but pytest-asyncio does not *"]
+    )
 
 
 def test_the_name_of_a_test_does_not_change(pytester: pytest.Pytester) -> None:
