@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
@@ -27,12 +28,10 @@ __all__ = [
     "TopicUpdate",
 ]
 
+logger = logging.getLogger("asyncproducer.core.metadata")
+
 #: Older Metadata responses may carry an epoch that an older controller wrote (KAFKA-9212).
 FIRST_VERSION_WITH_RELIABLE_EPOCHS = 9
-
-#: Far above what a cluster can hold. A larger partition number is not a broker's answer,
-#: and must not make us fill memory.
-MAX_PARTITIONS = 1_000_000
 
 
 class Node(NamedTuple):
@@ -200,6 +199,8 @@ class ClusterMetadata:
         self._topics: dict[str, TopicMetadata] = {}
         self._names: dict[bytes, str] = {}
         self._errors: dict[str, int] = {}
+        # Topics whose last answer had partition numbers that cannot be: told once.
+        self._nonsense: set[str] = set()
         # Survives an answer that leaves the topic out, so that a stale broker cannot
         # bring an old leader back; goes when the topic is no longer in use.
         self._last_seen_epochs: dict[str, dict[int, int]] = {}
@@ -361,7 +362,7 @@ class ClusterMetadata:
 
         forgotten = self._forget_idle_topics(now)
         nodes_changed, leaderless = self._take_nodes(response, full=plan.full)
-        changed, gone, leaders_changed = self._take_topics(response, full=plan.full)
+        changed, gone, leaders_changed = self._take_topics(plan, response)
 
         self._failures = 0
         self._failures_over_at = now + self._backoff.delay(0)
@@ -539,7 +540,7 @@ class ClusterMetadata:
         return touched
 
     def _take_topics(
-        self, response: MetadataResponse, *, full: bool
+        self, plan: MetadataPlan, response: MetadataResponse
     ) -> tuple[set[str], set[str], bool]:
         """The topics that changed, the ones that are gone, and whether a leader changed."""
         before = self._topics
@@ -564,7 +565,8 @@ class ClusterMetadata:
                 self._put_entry(entry, old)
             if entry is None or old is None or entry.partitions != old.partitions:
                 leaders_changed = True
-        if not full:
+        self._ask_again(plan, mentioned)
+        if not plan.full:
             return changed, {name for name in changed if name not in self._topics}, leaders_changed
 
         for name in self._topics.keys() - mentioned:
@@ -574,6 +576,17 @@ class ClusterMetadata:
         for name in self._errors.keys() - mentioned:
             del self._errors[name]
         return changed, {name for name in changed if name not in self._topics}, leaders_changed
+
+    def _ask_again(self, plan: MetadataPlan, mentioned: AbstractSet[str]) -> None:
+        """A broker answers for each topic that it was asked for, if only with an error.
+
+        One that does not (it starts up, or there is a proxy between us) cannot make us do
+        without the topic until the metadata is old.
+        """
+        for name in plan.topics:
+            if name in self._expires_at and name not in mentioned:
+                self._new_topics.pop(name, None)
+                self._full_update_needed = True
 
     def _name_of(self, news: TopicUpdate) -> str | None:
         if news.name is not None or news.topic_id is None:
@@ -596,19 +609,15 @@ class ClusterMetadata:
             # Another topic of the same name, or one whose id we lost sight of: its
             # epochs have nothing to do with those seen so far (KIP-516).
             epochs.clear()
-        count = (
-            max(
-                [
-                    update.partition
-                    for update in news.partitions
-                    if 0 <= update.partition < MAX_PARTITIONS
-                ],
-                default=-1,
-            )
-            + 1
-        )
+            known: tuple[PartitionMetadata, ...] = ()
+        else:
+            known = old.partitions if old is not None else ()
+        count = self._partition_count(name, news, known)
+        if not count:
+            # It is being created or deleted. Nothing can be sent to such a topic.
+            self._full_update_needed = True
+            return None
         entries: list[PartitionMetadata | None] = [None] * count
-        known = old.partitions if old is not None else ()
         for update in news.partitions:
             # An error does not make the epoch less true.
             if needs_refresh(update.error_code):
@@ -630,6 +639,32 @@ class ClusterMetadata:
         ):
             return old
         return TopicMetadata(name, partitions, topic_id=news.topic_id, internal=news.internal)
+
+    def _partition_count(
+        self, name: str, news: TopicUpdate, known: tuple[PartitionMetadata, ...]
+    ) -> int:
+        """One more than the highest number that can be: partitions are numbered from 0.
+
+        An answer lists all of them. It may leave some out that we know. But a number for
+        which there are not enough entries is no broker's, and must not make us fill memory
+        with all those below it.
+        """
+        limit = max(len(news.partitions), len(known))
+        numbers = [update.partition for update in news.partitions]
+        possible = [number for number in numbers if 0 <= number < limit]
+        if len(possible) == len(numbers):
+            self._nonsense.discard(name)
+        elif name not in self._nonsense:
+            self._nonsense.add(name)
+            odd = next(number for number in numbers if not 0 <= number < limit)
+            logger.warning(
+                "an answer with %d partitions of topic %s calls one of them %d: what it says of"
+                " such partitions is ignored",
+                len(numbers),
+                name,
+                odd,
+            )
+        return max(possible, default=-1) + 1
 
     def _take_partition(
         self,
@@ -683,6 +718,7 @@ class ClusterMetadata:
             del self._expires_at[name]
             self._last_seen_epochs.pop(name, None)
             self._errors.pop(name, None)
+            self._nonsense.discard(name)
             if name in self._topics:
                 self._remove_entry(name)
                 forgotten.add(name)

@@ -57,9 +57,18 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection
 from itertools import count
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from asyncproducer.errors import BufferTimeout, IllegalStateError, ProducerClosed, RecordTooLarge
+from asyncproducer.errors import (
+    BufferTimeout,
+    IllegalStateError,
+    ProducerClosed,
+    RecordTooLarge,
+    again,
+)
+
+if TYPE_CHECKING:
+    from asyncproducer.core.metrics import Metrics
 
 __all__ = ["BufferPool", "BufferPoolStatistics", "Ticket"]
 
@@ -123,19 +132,22 @@ class BufferPool:
     """`total_bytes` of memory, handed out in the order of asking.
 
     available: free bytes. held: what the head of the line has so far.
-    exhausted: how many asks ended with BufferTimeout (Java: buffer-exhausted-total).
-    waited_seconds: the sum of all ended waits, however they ended (Java:
-    bufferpool-wait-time-ns-total). closed: whether close() was called.
+    exhausted: how many asks ended with BufferTimeout, or would not wait (Java:
+    buffer-exhausted-total). waited_seconds: the sum of all ended waits, however they
+    ended (Java: bufferpool-wait-time-ns-total). closed: whether close() was called.
+    `metrics` hears of the last two, of the waits once per turn of the line.
     """
 
     __slots__ = (
         "_deadlines",
         "_line",
         "_loop",
+        "_metrics",
         "_order",
         "_serving",
         "_timer",
         "_timer_at",
+        "_told_seconds",
         "available",
         "closed",
         "exhausted",
@@ -144,7 +156,13 @@ class BufferPool:
         "waited_seconds",
     )
 
-    def __init__(self, total_bytes: int, *, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        total_bytes: int,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        metrics: Metrics | None = None,
+    ) -> None:
         if total_bytes < 0:
             raise ValueError(f"a buffer pool cannot have {total_bytes} bytes")
         self.total = total_bytes
@@ -154,6 +172,9 @@ class BufferPool:
         self.waited_seconds = 0.0
         self.closed = False
         self._loop = loop
+        self._metrics = metrics
+        # What of waited_seconds the metrics have.
+        self._told_seconds = 0.0
         # A linked list in which any ticket can be found: leaving from the middle is as
         # cheap as from the head. (A plain dict slows down when always cut at its head.)
         self._line: OrderedDict[Ticket, None] = OrderedDict()
@@ -244,6 +265,10 @@ class BufferPool:
         elif deadline < math.inf:
             self._watch(ticket)
 
+    def turned_away(self) -> None:
+        """Somebody who would not wait found no room: counts as exhausted."""
+        self._count_exhausted(self._loop.time())
+
     def leave(self, ticket: Ticket) -> None:
         """Out of the line, with nothing; does nothing if the ticket is not in it.
 
@@ -266,6 +291,7 @@ class BufferPool:
                 pass
         finally:
             self._serving = False
+            self._tell_waits()
 
     async def reserve(self, size: int, deadline: float) -> None:
         """Takes `size` bytes; waits for them in the line until `deadline`, in the loop's time.
@@ -292,8 +318,9 @@ class BufferPool:
         if error is not None:
             raise error
 
-    def close(self) -> None:
-        """Refuses everybody who waits, and all who come later, with ProducerClosed.
+    def close(self, error: BaseException | None = None) -> None:
+        """Refuses everybody who waits with ProducerClosed, or with `error`, and all who come
+        later with ProducerClosed.
 
         What is reserved can still be released. Closing again does nothing.
         """
@@ -307,10 +334,13 @@ class BufferPool:
             self._remove(ticket, now)
         self._deadlines.clear()
         self._disarm()
+        self._tell_waits()
         for ticket in tickets:
             self._refuse(
                 ticket,
-                ProducerClosed(
+                again(error)
+                if error is not None
+                else ProducerClosed(
                     f"the producer was closed while a record waited for {ticket._asked} bytes"
                     " of buffer_memory"
                 ),
@@ -362,6 +392,19 @@ class BufferPool:
         self.held -= ticket._held
         ticket._held = 0
         self.waited_seconds += now - ticket._entered
+
+    # --- numbers --------------------------------------------------------------------------
+
+    def _tell_waits(self) -> None:
+        seconds = self.waited_seconds - self._told_seconds
+        if seconds and self._metrics is not None:
+            self._told_seconds = self.waited_seconds
+            self._metrics.memory_waited(seconds, self._loop.time())
+
+    def _count_exhausted(self, now: float) -> None:
+        self.exhausted += 1
+        if self._metrics is not None:
+            self._metrics.buffer_exhausted(now)
 
     # --- callbacks ------------------------------------------------------------------------
 
@@ -453,7 +496,7 @@ class BufferPool:
 
     def _time_out(self, ticket: Ticket, now: float) -> None:
         self._remove(ticket, now)
-        self.exhausted += 1
+        self._count_exhausted(now)
         self._refuse(
             ticket,
             BufferTimeout(

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         MetadataResponse,
         Node,
     )
+    from asyncproducer.core.metrics import Metrics
     from asyncproducer.net.transport import Connector
 
 __all__ = ["Cluster"]
@@ -97,6 +98,7 @@ class Cluster:
         random: Callable[[], float],
         on_change: Callable[[], None],
         on_metadata: Callable[[MetadataChange], None],
+        metrics: Metrics,
         connection_factory: Callable[..., Connection] = Connection,
         canonical_name: CanonicalName | None = None,
     ) -> None:
@@ -112,6 +114,7 @@ class Cluster:
         self._random = random
         self._on_change = on_change
         self._on_metadata = on_metadata
+        self._metrics = metrics
         self._connection_factory = connection_factory
 
         backoff = partial(ExponentialBackoff, random=random)
@@ -229,7 +232,7 @@ class Cluster:
 
     @property
     def in_flight(self) -> int:
-        """Requests of all connections that have no response yet."""
+        """Requests of all connections that have no end yet: see `Connection.in_flight`."""
         return sum(
             link.connection.in_flight
             for link in self._links.values()
@@ -346,6 +349,7 @@ class Cluster:
             loop=self._loop,
             on_closed=link.connection_closed,
             on_room=self._room,
+            metrics=self._metrics,
         )
 
     def _least_loaded(self, now: float) -> BrokerLink | None:

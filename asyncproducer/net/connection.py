@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random as random_module
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, TypeVar
 from asyncproducer.core import wire
 from asyncproducer.core.wire import ApiKey
 from asyncproducer.errors import (
+    AuthenticationError,
     ConnectionFailed,
     IllegalStateError,
     KafkaError,
@@ -36,13 +38,13 @@ from asyncproducer.errors import (
 from asyncproducer.net import handshake, security
 from asyncproducer.net.frames import FrameReader, frame
 from asyncproducer.net.in_flight import InFlight, OnDone, Pending
-from asyncproducer.net.transport import Address, Connector, connection_failed
+from asyncproducer.net.transport import Address, Connector, connection_failed, unwritten
+from asyncproducer.net.unwritten import Unwritten
 
 if TYPE_CHECKING:
-    import ssl
-
     from asyncproducer.config import ProducerConfig
     from asyncproducer.core.metadata import Node
+    from asyncproducer.core.metrics import Metrics
     from asyncproducer.core.wire import Buffer
 
 __all__ = ["TRANSITIONS", "Connection", "ConnectionState"]
@@ -81,7 +83,7 @@ TRANSITIONS: Mapping[ConnectionState, frozenset[ConnectionState]] = {
 SASL_IDS = range(2147483640, 2147483648)
 _FIRST_NEGATIVE_ID = -(2**31)
 
-#: Seconds for what is written already (acks=0) to leave, when we close in peace.
+#: Seconds for what the transport still holds to leave, when we close in peace.
 CLOSE_GRACE = 1.0
 
 #: asyncio's default: with more bytes unwritten the transport pauses us.
@@ -111,6 +113,7 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         on_closed: Callable[[Connection, BaseException], None],
         on_room: Callable[[Connection], None],
+        metrics: Metrics,
         ssl_context: ssl.SSLContext | None = None,
         random: Callable[[], float] = random_module.random,
     ) -> None:
@@ -127,6 +130,7 @@ class Connection:
         self._loop = loop
         self._on_closed = on_closed
         self._on_room = on_room
+        self._metrics = metrics
         self._ssl_context = ssl_context
         self._random = random
         self._max_in_flight = config.max_in_flight_requests_per_connection
@@ -136,6 +140,12 @@ class Connection:
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader()
         self._in_flight = InFlight(loop, self._timed_out)
+        self._unwritten = Unwritten(
+            loop,
+            left=self._bytes_left,
+            on_written=self._written,
+            on_timeout=self._not_written,
+        )
         self._paused = False
         self._correlation_id = 0
         self._sasl_id = 0
@@ -163,8 +173,8 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Requests that have no response yet."""
-        return len(self._in_flight)
+        """Requests that have no response yet, or that get none and are not written yet."""
+        return len(self._in_flight) + len(self._unwritten)
 
     @property
     def throttled_until(self) -> float:
@@ -190,7 +200,7 @@ class Connection:
             return "the socket takes no more bytes"
         if now < self._throttled_until:
             return f"the broker throttles it for {self._throttled_until - now:.3f} s more"
-        return f"{self.in_flight} requests are in flight, the most allowed"
+        return f"{len(self._in_flight)} requests are in flight, the most allowed"
 
     def version(self, api_key: ApiKey, cap: int | None = None) -> int:
         """The version to use for a request, at most `cap`. Raises UnsupportedVersionError."""
@@ -221,6 +231,10 @@ class Connection:
                 if self._config.uses_sasl:
                     await self._authenticate()
                 await self._negotiate()
+                if self._config.uses_sasl or self._config.uses_tls:
+                    # Not earlier: TLS 1.3 tells of a certificate that the broker does not
+                    # like only with the first answer.
+                    self._metrics.authenticated(self._loop.time())
         except asyncio.CancelledError:
             self.close(ConnectionFailed(f"{self._name}: connecting was cancelled"))
             raise
@@ -236,15 +250,19 @@ class Connection:
             self.close(error)
             raise error from exc
         except Exception as exc:
+            if _is_refusal(exc):
+                self._metrics.authentication_failed(self._loop.time())
             self.close(exc)
             raise
         logger.debug("%s is ready", self._name)
 
     async def _connect(self, address: Address) -> None:
-        context = self._ssl_context or self._config.ssl_context
-        if context is None and self._config.uses_tls:
-            # Anew for each connection: certificates are renewed under a running process.
-            context = await asyncio.to_thread(security.ssl_context, self._config)
+        context: ssl.SSLContext | None = None
+        if self._config.uses_tls:
+            context = self._ssl_context or self._config.ssl_context
+            if context is None:
+                # Anew for each connection: certificates are renewed under a running process.
+                context = await asyncio.to_thread(security.ssl_context, self._config)
         transport, _ = await self._connector.connect(
             lambda: _Peer(self),
             address,
@@ -298,10 +316,13 @@ class Connection:
         try:
             mechanism = await self._fresh_mechanism()
             await self._drain()
+            began = self._loop.time()
             self._advance(_S.AUTHENTICATING)
             self._sasl_id = SASL_IDS.start
             await self._converse(mechanism)
         except Exception as exc:
+            if _is_refusal(exc):
+                self._metrics.reauthentication_failed(self._loop.time())
             # The broker will end the session: no new requests, and those in flight may finish.
             await self._drain()
             self._reauthentication = None
@@ -309,6 +330,8 @@ class Connection:
             return
         self._reauthentication = None
         self._draining = False
+        now = self._loop.time()
+        self._metrics.reauthenticated(now - began, now)
         self._become_ready()
         logger.debug("%s: authenticated again", self._name)
         self._room()
@@ -373,8 +396,8 @@ class Connection:
 
         `on_done` is called exactly once, never from inside `send`: with the response's
         body and None; or with None and RequestTimedOut, ConnectionFailed or
-        ProtocolError; or, without `expect_response`, with None and None when the bytes
-        are handed to the transport. `timeout` is in seconds.
+        ProtocolError; or, without `expect_response`, with None and None when the system
+        has taken all bytes. `timeout` is in seconds, and is for that, too.
         Raises IllegalStateError when `can_send` is False; nothing is written then.
         """
         self._check_room()
@@ -382,7 +405,8 @@ class Connection:
             self._write(api_key, version, correlation_id, buffers, timeout, on_done)
             return
         self._hand_over(self._live_transport(), buffers)
-        self._loop.call_soon(self._guarded, on_done, None, None)
+        deadline = self.last_used + timeout
+        self._unwritten.add(Pending(api_key, version, correlation_id, timeout, deadline, on_done))
 
     async def request(
         self, request: wire.Request[R], *, timeout: float | None = None, cap: int | None = None
@@ -431,6 +455,8 @@ class Connection:
                     answer.set_exception(broken)
                 self.close(broken)
                 return
+            if self._state is not _S.AUTHENTICATING:
+                self._metrics.throttled(getattr(response, "throttle_ms", 0))
             if wire.throttles_client(request.api_key, version):
                 self.throttle(getattr(response, "throttle_ms", 0), self._loop.time())
             if not answer.done():
@@ -465,6 +491,9 @@ class Connection:
     def _hand_over(self, transport: asyncio.Transport, buffers: Sequence[Buffer]) -> None:
         self.last_used = self._loop.time()
         transport.writelines(buffers)
+        size = sum(map(len, buffers))
+        self._unwritten.handed(size)
+        self._metrics.written(self.node.node_id, size, self.last_used)
         if not self._paused and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
             # CPython before 3.12.9 and 3.13.2 forgets to pause us after `writelines`
             # (gh-127655), but not after this: it sets what is set already.
@@ -476,7 +505,21 @@ class Connection:
             raise self._reason or IllegalStateError(f"the connection to {self._name} is not open")
         return transport
 
+    def _bytes_left(self) -> int | None:
+        return None if self._transport is None else unwritten(self._transport)
+
+    def _written(self, on_done: OnDone) -> None:
+        self._loop.call_soon(self._guarded, on_done, None, None)
+
     # --- deadlines and throttling ---
+
+    def _not_written(self, late: Pending) -> None:
+        self.close(
+            RequestTimedOut(
+                f"{self._name} did not take all of {late} within {late.timeout:g} s: the"
+                f" connection is closed, with {self.in_flight} requests in flight"
+            )
+        )
 
     def _timed_out(self, late: Pending) -> None:
         self.close(
@@ -496,6 +539,7 @@ class Connection:
             return
         delay = throttle_ms / 1000
         self._in_flight.extend(delay)
+        self._unwritten.extend(delay)
         until = now + delay
         if until <= self._throttled_until:
             return
@@ -518,12 +562,14 @@ class Connection:
 
     def _connection_made(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._metrics.connection_opened(self._loop.time())
         if self._state is _S.CLOSED:
             transport.abort()
 
     def _data_received(self, data: bytes) -> None:
         if self._state is _S.CLOSED:
             return
+        self._metrics.read(self.node.node_id, len(data), self._loop.time())
         try:
             for received in self._frames.feed(data):
                 self._frame_received(received)
@@ -536,6 +582,7 @@ class Connection:
         request, body = self._in_flight.take(received)
         self._answers += 1
         self.last_used = self._loop.time()
+        self._metrics.answered(self.last_used)
         self._guarded(request.on_done, body, None)
         if self._drained is not None and not self._in_flight and not self._drained.done():
             self._drained.set_result(None)
@@ -551,10 +598,12 @@ class Connection:
 
     def _resume_writing(self) -> None:
         self._paused = False
+        self._unwritten.look()
         self._room()
 
     def _connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
+        self._metrics.connection_closed(self._loop.time())
         if self._close_timer is not None:
             self._close_timer.cancel()
         if self._state is not _S.CLOSED:
@@ -569,9 +618,15 @@ class Connection:
         if self._answers or not self._in_flight:
             return None
         if self._state is not _S.READY:
+            if self._config.uses_tls:
+                return (
+                    "it answered nothing: perhaps it wants another client certificate"
+                    " (ssl_certfile; the broker's log says), or is not a Kafka broker"
+                )
+            protocol = "SASL_SSL" if self._config.uses_sasl else "SSL"
             return (
-                "it answered nothing: perhaps the port speaks TLS (set security_protocol), or is"
-                " not a Kafka broker's"
+                "it answered nothing: perhaps the port speaks TLS (then set security_protocol to"
+                f" {protocol}), or is not a Kafka broker's"
             )
         if self._config.uses_sasl:
             return None
@@ -585,11 +640,13 @@ class Connection:
     def close(self, reason: BaseException | None = None) -> None:
         """Ends the connection. Everything in flight completes with `reason`, oldest first.
 
-        Does nothing when it is closed already. Without a reason the bytes that are
-        written already may still leave, for at most CLOSE_GRACE seconds.
+        Does nothing when it is closed already. Without a reason the bytes that the
+        transport holds may still leave, for at most CLOSE_GRACE seconds.
         """
         if self._state is _S.CLOSED:
             return
+        # Before what tells so is gone with the transport.
+        self._unwritten.look()
         peaceful = reason is None
         if reason is None:
             reason = ConnectionFailed(f"the connection to {self._name} was closed by this client")
@@ -602,9 +659,18 @@ class Connection:
         if self._reauthentication is not None:
             self._reauthentication.cancel()
         self._close_transport(peaceful)
-        for request in self._in_flight.clear():
-            self._guarded(request.on_done, None, reason)
+        for lost in (self._in_flight, self._unwritten):
+            for request in lost.clear():
+                self._guarded(request.on_done, None, reason)
         self._guarded(self._on_closed, self, reason)
+
+    def abort(self) -> None:
+        """Cuts the transport of a connection that was closed and may still be writing.
+
+        `wait_closed` then ends with the next turn of the loop.
+        """
+        if self._transport is not None:
+            self._transport.abort()
 
     def _close_transport(self, peaceful: bool) -> None:
         transport = self._transport
@@ -673,6 +739,11 @@ class _Peer(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connection._connection_lost(exc)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether SASL or TLS said no: nothing else that may end a connection does."""
+    return isinstance(error, AuthenticationError) or isinstance(error.__cause__, ssl.SSLError)
 
 
 def _name(node: Node) -> str:

@@ -104,6 +104,8 @@ class BrokerLink:
         self._task: asyncio.Task[None] | None = None
         self._opening: Connection | None = None
         self._opening_error: BaseException | None = None
+        # Closed, but its transport may still be writing.
+        self._ending: Connection | None = None
         self._alarm = Alarm(loop)
 
     def __repr__(self) -> str:
@@ -126,7 +128,7 @@ class BrokerLink:
         if self._task is None:
             self._owner.link_gone(self)
         elif self.connection is None:
-            self._task.cancel()
+            self.cancel()
         else:
             self._alarm.ring()
 
@@ -136,11 +138,15 @@ class BrokerLink:
         if connection is not None:
             self._alarm.ring()
             connection.close(reason)
+        elif self._ending is not None:
+            self._ending.abort()
         self.retire()
 
     def cancel(self) -> None:
         """End the task, and with it the connection. Await `closed` afterwards."""
-        if self._task is not None:
+        self._asked = False
+        # A connection that ends already is waited for: its transport would be left behind.
+        if self._task is not None and self._ending is None:
             self._task.cancel()
 
     async def closed(self) -> None:
@@ -200,8 +206,12 @@ class BrokerLink:
             if self.connection is connection:
                 self.connection = None
                 self.state = LinkState.WAITING
-            connection.close()
-            await connection.wait_closed()
+            self._ending = connection
+            try:
+                connection.close()
+                await connection.wait_closed()
+            finally:
+                self._ending = None
 
     async def _connect(self) -> Connection:
         deadline = self.reconnect.connecting(self._loop.time())

@@ -48,6 +48,10 @@ __all__ = ["Scheduler"]
 logger = logging.getLogger("asyncproducer.net.scheduler")
 
 _NEVER = float("inf")
+
+#: Retries are logged so that somebody sees them, once in so many seconds for each topic. All of
+#: them are at level DEBUG.
+_WARNING_SECONDS = 10.0
 _PRODUCE_WITH_TOPIC_IDS = 13
 
 
@@ -83,9 +87,13 @@ class Scheduler:
         self._delivery_timeout = config.delivery_timeout_ms / 1000
         self._backoff = config.retry_backoff_ms / 1000
         self._wakeup: asyncio.Future[None] | None = None
+        #: Topic → when a retry was last logged as a warning.
+        self._warned: dict[str, float] = {}
         self._stepping = False
         self._step_again = False
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Why there is no producer id yet, where one is asked for in vain.
+        self.id_error: KafkaError | None = None
         self.stopped = False
         #: Why nothing can be sent any more, or None.
         self.fatal_error: KafkaError | None = None
@@ -98,7 +106,7 @@ class Scheduler:
             while not self.stopped:
                 # Before stepping: a wake in between must not be lost.
                 wakeup = self._wakeup = self._loop.create_future()
-                deadline = self._guarded_step()
+                deadline = self.try_step(self._loop.time())
                 timer = None
                 if deadline < _NEVER:
                     timer = self._loop.call_at(deadline, self.wake)
@@ -114,13 +122,14 @@ class Scheduler:
             if self._tasks:
                 await asyncio.wait(self._tasks)
 
-    def _guarded_step(self) -> float:
+    def try_step(self, now: float) -> float:
+        """`step`, where a failure of ours must not reach the caller."""
         try:
-            return self.step(self._loop.time())
+            return self.step(now)
         except Exception:
             # A bug must not end the producer: what it hit stays queued and expires.
             logger.exception("the scheduler failed; it goes on")
-            return self._loop.time() + self._backoff
+            return now + self._backoff
 
     def wake(self) -> None:
         """Let the task step in the next turn of the loop."""
@@ -301,7 +310,7 @@ class Scheduler:
                 connection.throttle(response.throttle_ms, now)
                 self._response(response, batches, by_place, now)
         self._accumulator.give_back()
-        self.step(now)
+        self.try_step(now)
         self.wake()
 
     def _lost(self, batches: list[ProducerBatch], error: BaseException, now: float) -> None:
@@ -381,6 +390,7 @@ class Scheduler:
             if rule.refresh:
                 self._cluster.request_update()
             return
+        batch.last_error = cause if cause is not None else BrokerError(code, message)
         decision: Decision = decide(
             code,
             records=batch.count,
@@ -421,12 +431,18 @@ class Scheduler:
                 self._sequences.unknown_producer(partition, batch, log_start)
         self._accumulator.retry(batch, now)
         self._metrics.records_retried(batch.topic, batch.count)
-        logger.debug(
-            "%s-%d: %s, attempt %d is repeated",
+        level = logging.DEBUG
+        if now >= self._warned.get(batch.topic, -_NEVER) + _WARNING_SECONDS:
+            self._warned[batch.topic] = now
+            level = logging.WARNING
+        logger.log(
+            level,
+            "%s-%d: attempt %d of %d records is repeated: %s",
             batch.topic,
             batch.partition,
-            error_name(code),
             batch.attempts,
+            batch.count,
+            batch.last_error,
         )
 
     def _fail(
@@ -446,7 +462,7 @@ class Scheduler:
             f"{text} (attempt {batch.sends})",
             persisted="maybe" if batch.maybe_written else "no",
             code=code,
-            cause=cause if cause is not None else BrokerError(code, message),
+            cause=cause if cause is not None else batch.last_error,
             attempts=batch.sends,
             elapsed=now - batch.created_at,
             record_errors=record_errors,
@@ -459,10 +475,9 @@ class Scheduler:
         if self._sequences is not None:
             self._sequences.fail(error)
         self.fatal_error = error
-        while self._accumulator.incomplete:
-            # Again for those who were given the memory of the first ones.
-            self.abort(f"the producer failed for good: {error}", error, now)
+        # First: nobody comes in any more, not those who wait, nor who sends again what failed.
         self._on_ready()
+        self.abort(f"the producer failed for good: {error}", error, now)
 
     def abort(self, reason: str, cause: BaseException | None, now: float) -> int:
         """Fail everything that has no end yet; returns the number of records."""
@@ -497,24 +512,42 @@ class Scheduler:
                 self.give_up(error, self._loop.time())
                 return
             except KafkaError as error:
-                logger.warning("no producer id yet: %s", error)
+                self._no_producer_id(error)
             else:
                 code = response.error_code
-                if code == ErrorCode.NONE:
+                if (
+                    code == ErrorCode.NONE
+                    and min(response.producer_id, response.producer_epoch) < 0
+                ):
+                    self._no_producer_id(
+                        ProtocolError(
+                            f"the broker gave producer id {response.producer_id} with epoch "
+                            f"{response.producer_epoch}"
+                        )
+                    )
+                elif code == ErrorCode.NONE:
                     sequences.assigned(response.producer_id, response.producer_epoch)
                     now = self._loop.time()
                     self._accumulator.touch_all(now)
                     self.step(now)
                     self.wake()
                     self._on_ready()
+                    self.id_error = None
                     return
-                self._no_producer_id(code)
+                else:
+                    self._refused_producer_id(BrokerError(code))
             await asyncio.sleep(self._backoff)
 
-    def _no_producer_id(self, code: int) -> None:
-        error = BrokerError(code)
+    def _no_producer_id(self, error: KafkaError) -> None:
+        """None yet: another try follows."""
+        level = logging.WARNING if self.id_error is None else logging.DEBUG
+        logger.log(level, "no producer id yet, trying on: %s", error)
+        self.id_error = error
+
+    def _refused_producer_id(self, error: BrokerError) -> None:
+        code = error.code
         if error.retriable:
-            logger.debug("no producer id yet: %s", error)
+            self._no_producer_id(error)
             return
         now = self._loop.time()
         if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from asyncproducer.errors import ConnectionFailed
 
-__all__ = ["Address", "Connector", "TcpConnector", "connection_failed"]
+__all__ = ["Address", "Connector", "TcpConnector", "connection_failed", "unwritten"]
 
 
 class Address(NamedTuple):
@@ -144,6 +144,20 @@ class TcpConnector:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
         if self._receive_buffer_bytes >= 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
+
+
+def unwritten(transport: asyncio.Transport) -> int | None:
+    """How many bytes a transport holds that the system has not taken yet.
+
+    None when it is closing: what it holds then may never be written.
+    """
+    # asyncio's transport for TLS has another one below it, which counts for itself. There is
+    # no public way to it; uvloop has none at all, and hides less than a pause allows.
+    below = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+    if transport.is_closing() or (below is not None and below.is_closing()):
+        return None
+    size = transport.get_write_buffer_size()
+    return size if below is None else size + int(below.get_write_buffer_size())
 
 
 def connection_failed(

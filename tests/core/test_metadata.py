@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from math import inf
 
 import pytest
@@ -410,14 +411,84 @@ def test_an_unknown_controller_is_none() -> None:
 
 
 def test_partitions_are_dense_and_one_that_is_missing_has_no_leader() -> None:
-    metadata = know(topic("t", partition(2, 2, 1), partition(0, 1, 1)))
-    assert leaders(metadata, "t") == [(1, 1), (-1, -1), (2, 1)]
+    metadata = know(topic("t", partition(0, 1, 1), partition(1, 1, 1), partition(2, 1, 1)))
+    answer(metadata, topic("t", partition(2, 2, 2), partition(0, 1, 1)))
+    assert leaders(metadata, "t") == [(1, 1), (-1, -1), (2, 2)]
 
 
-@pytest.mark.parametrize("number", [-1, 2**31 - 1])
-def test_an_absurd_partition_number_is_ignored(number: int) -> None:
-    metadata = know(topic("t", partition(0), partition(number)))
+@pytest.mark.parametrize("number", [-1, 2, 999_999, 2**31 - 1])
+def test_a_partition_number_without_enough_partitions_is_ignored(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A few bytes of an answer must not make us fill memory."""
+    nonsense = topic("t", partition(0), partition(number))
+    metadata = know(nonsense)
     assert leaders(metadata, "t") == [(1, 0)]
+    answer(metadata, nonsense)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"2 partitions of topic t calls one of them {number}" in record.getMessage()
+    answer(metadata, topic("t", partition(0)))
+    answer(metadata, nonsense)
+    assert len(caplog.records) == 2, "once for as long as it lasts"
+
+
+def test_partitions_of_another_topic_of_that_name_are_none_of_the_new_one() -> None:
+    metadata = know(topic("t", *map(partition, range(5)), topic_id=ID_A))
+    answer(metadata, topic("t", partition(0), partition(4), topic_id=ID_B))
+    assert leaders(metadata, "t") == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    "news",
+    [topic("t"), topic("t", partition(999_999))],
+    ids=["no partitions", "no partition that can be"],
+)
+def test_a_topic_without_partitions_is_not_known_and_asked_for_again(news: TopicUpdate) -> None:
+    """It is being created or deleted: no partition can be chosen of none."""
+    metadata = know(news)
+    assert metadata.topic("t") is None
+    assert metadata.topic_error("t") == ErrorCode.NONE
+    assert metadata.next_update_at(0.0) == pytest.approx(0.1)
+    assert metadata.plan(0.1)[:2] == (("t",), True)
+    answer(metadata, topic("t", partition(0)), now=0.1)
+    assert metadata.next_update_at(0.1) == pytest.approx(0.1 + MAX_AGE)
+    change = answer(metadata, news, now=0.2)
+    assert change.removed == {"t"}
+    assert metadata.next_update_at(0.2) < 1.0
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_a_topic_that_an_answer_leaves_out_is_asked_for_again(new: bool) -> None:
+    """The broker starts up, or there is a proxy. Not in a hurry: it may go on like that."""
+    metadata = know(topic("other", partition(0)))
+    metadata.add_topic("t", 1.0)
+    if not new:
+        answer(metadata, topic("t", partition(0)), now=1.0)
+        metadata.request_update()
+    waits = []
+    now = 2.0
+    for _ in BACKOFFS:
+        answer(metadata, topic("other", partition(0)), now=now)
+        assert metadata.topic("t") is None
+        waits.append(metadata.next_update_at(now) - now)
+        now = metadata.next_update_at(now)
+        assert metadata.plan(now)[:2] == (("other", "t"), True)
+    assert waits == pytest.approx(BACKOFFS)
+    answer(metadata, topic("other", partition(0)), topic("t", partition(0)), now=now)
+    assert leaders(metadata, "t") == [(1, 0)]
+    assert metadata.next_update_at(now) == pytest.approx(now + MAX_AGE)
+
+
+def test_a_topic_that_answers_leave_out_is_forgotten_when_nobody_uses_it() -> None:
+    metadata = know()
+    metadata.add_topic("t", 0.0)
+    answer(metadata)
+    answer(metadata, now=MAX_IDLE - 1.0)
+    assert metadata.next_update_at(MAX_IDLE) == MAX_IDLE
+    answer(metadata, now=MAX_IDLE)
+    assert metadata.next_update_at(MAX_IDLE) == MAX_IDLE + MAX_AGE
+    assert metadata.plan(MAX_IDLE).topics == ()
 
 
 def test_an_answer_about_topics_that_are_not_in_use_is_ignored() -> None:
@@ -830,6 +901,42 @@ def test_a_useless_hint_is_ignored(hint: LeaderHint) -> None:
     assert leaders(metadata, "a") == [(1, 5), (1, 5)]
     assert 3 not in metadata.nodes
     assert metadata.version == version
+
+
+#: The epochs of MD-06, told one after the other of a partition that is at epoch 41, and
+#: whether each of them is news.
+EPOCHS_TOLD = [42, 42, 41, 41, 42, 43, 43, 42, 41, 44]
+EPOCHS_NEW = [True, False, False, False, False, True, False, False, False, True]
+
+
+def test_only_a_strictly_newer_epoch_is_news_in_a_hint() -> None:
+    """MD-06: the 1st, 6th and 10th. It brings the leader along, so no update has to be asked
+    for, as Java does; but nothing is news about a partition that is not known."""
+    metadata = know(topic("t", partition(0, 1, 41)))
+    settled = metadata.next_update_at(1.0)
+    told = []
+    for epoch in EPOCHS_TOLD:
+        version = metadata.version
+        told.append(metadata.update_leader("t", 0, 2, epoch, []))
+        assert (metadata.version > version) is told[-1]
+        assert not metadata.update_leader("t", 1, 2, epoch, [])
+        assert not metadata.update_leader("unknown", 0, 2, epoch, [])
+    assert told == EPOCHS_NEW
+    assert leaders(metadata, "t") == [(2, 44)]
+    assert metadata.next_update_at(1.0) == settled
+
+
+def test_only_a_strictly_newer_epoch_is_news_in_an_answer() -> None:
+    """MD-06: the 1st, 6th and 10th change what is known, the others leave the very entry."""
+    metadata = know(topic("t", partition(0, 1, 41)))
+    told = []
+    for epoch in EPOCHS_TOLD:
+        entry = metadata.topic("t")
+        change = answer(metadata, topic("t", partition(0, 1, epoch)))
+        told.append(change.leaders_changed)
+        assert (metadata.topic("t") is not entry) is told[-1]
+    assert told == EPOCHS_NEW
+    assert leaders(metadata, "t") == [(1, 44)]
 
 
 def test_several_hints_are_taken_at_once_the_bad_ones_left() -> None:

@@ -27,7 +27,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncproducer.errors import BufferTimeout, IllegalStateError, ProducerClosed, RecordTooLarge
+from asyncproducer.core.metrics import Metrics
+from asyncproducer.errors import (
+    BrokerError,
+    BufferTimeout,
+    ErrorCode,
+    IllegalStateError,
+    ProducerClosed,
+    RecordTooLarge,
+)
 from asyncproducer.net.buffer_pool import BufferPool, BufferPoolStatistics, Ticket
 from asyncproducer.testing.clock import VirtualTimeLoop
 
@@ -76,8 +84,8 @@ def numbers(pool: BufferPool) -> tuple[int, int, int, int]:
     return pool.available, pool.held, pool.reserved, pool.waiting
 
 
-def full_pool(total: int = TOTAL) -> BufferPool:
-    pool = BufferPool(total, loop=asyncio.get_running_loop())
+def full_pool(total: int = TOTAL, metrics: Metrics | None = None) -> BufferPool:
+    pool = BufferPool(total, loop=asyncio.get_running_loop(), metrics=metrics)
     assert pool.try_reserve(total)
     return pool
 
@@ -602,6 +610,72 @@ def test_an_interrupt_goes_up_but_the_line_goes_on(
     loop.close()
 
 
+# --- metrics ------------------------------------------------------------------------------
+
+
+class Heard(Metrics):
+    """Notes what the pool tells."""
+
+    def __init__(self) -> None:
+        super().__init__(client_id="test")
+        self.waits: list[tuple[float, float]] = []
+        self.exhausted: list[float] = []
+
+    def memory_waited(self, seconds: float, now: float) -> None:
+        self.waits.append((seconds, now))
+
+    def buffer_exhausted(self, now: float) -> None:
+        self.exhausted.append(now)
+
+
+async def test_waits_that_end_together_are_told_once(log: list[str]) -> None:
+    """Not per record: those behind the head fit into the batch that it opens."""
+    metrics = Heard()
+    pool = full_pool(metrics=metrics)
+    pool.enter(50, math.inf, Asker(log, "head"))
+    await asyncio.sleep(1.0)
+    for _ in range(3):
+        pool.enter(1, math.inf, Asker(log, on_claim=lambda: "head granted" in log))
+    await asyncio.sleep(1.0)
+    assert metrics.waits == []
+    pool.release(50)
+    assert pool.waiting == 0
+    assert metrics.waits == [(5.0, 2.0)]
+    assert pool.waited_seconds == 5.0
+
+
+@pytest.mark.parametrize("end", ["leave", "time out", "close"])
+async def test_waits_in_vain_are_told_as_well(log: list[str], end: str) -> None:
+    metrics = Heard()
+    pool = full_pool(metrics=metrics)
+    ticket = Asker(log)
+    pool.enter(50, 2.0, ticket)
+    await asyncio.sleep(1.0)
+    if end == "leave":
+        pool.leave(ticket)
+    elif end == "close":
+        pool.close()
+    else:
+        await asyncio.sleep(2.0)
+    waited = 2.0 if end == "time out" else 1.0
+    assert metrics.waits == [(waited, waited)]
+    assert metrics.exhausted == ([2.0] if end == "time out" else [])
+    pool.close()
+    assert len(metrics.waits) == 1
+
+
+async def test_every_record_without_memory_is_told_once(log: list[str]) -> None:
+    """BP-16: also of those who have no time to wait, and of those who would not."""
+    metrics = Heard()
+    pool = full_pool(metrics=metrics)
+    pool.enter(50, 0.0, Asker(log))
+    await asyncio.sleep(1.0)
+    pool.turned_away()
+    assert metrics.exhausted == [0.0, 1.0]
+    assert pool.exhausted == 2
+    assert metrics.waits == []
+
+
 # --- deadlines ----------------------------------------------------------------------------
 
 
@@ -854,6 +928,45 @@ async def test_close_refuses_everybody_who_waits_in_order(log: list[str]) -> Non
     assert numbers(pool) == (20, 0, 80, 0)
     assert pool.exhausted == 0
     assert "closed" in repr(pool)
+
+
+async def test_close_can_say_why_and_everybody_gets_an_error_of_his_own(log: list[str]) -> None:
+    """One for all would collect the tracebacks of all who raise it."""
+    pool = full_pool()
+    tickets = [Asker(log, name) for name in "abc"]
+    for ticket in tickets:
+        pool.enter(50, math.inf, ticket)
+    reason = BrokerError(ErrorCode.PRODUCER_FENCED, "there is another one")
+    reason.__cause__ = cause = KeyError("cause")
+    pool.close(reason)
+    assert log == ["a BrokerError", "b BrokerError", "c BrokerError"]
+    told = [ticket.error for ticket in tickets]
+    assert len({id(error) for error in (*told, reason)}) == 4
+    for error in told:
+        assert isinstance(error, BrokerError)
+        assert (str(error), error.code) == (str(reason), reason.code)
+        assert error.__cause__ is cause
+    assert numbers(pool) == (0, 0, TOTAL, 0)
+    assert pool.closed
+
+
+async def test_the_reason_is_for_those_who_wait_and_not_for_those_who_come(
+    log: list[str],
+) -> None:
+    """Who comes is told by others, before he asks for memory."""
+    pool = full_pool()
+    waiting = asyncio.create_task(pool.reserve(10, math.inf))
+    await turns()
+    pool.close(BrokerError(ErrorCode.PRODUCER_FENCED))
+    with pytest.raises(BrokerError, match="PRODUCER_FENCED"):
+        await waiting
+    for close in (pool.close, lambda: pool.close(BrokerError(ErrorCode.INVALID_REQUEST))):
+        close()
+        with pytest.raises(ProducerClosed):
+            await pool.reserve(1, math.inf)
+        with pytest.raises(ProducerClosed):
+            pool.enter(1, math.inf, Asker(log))
+    assert log == []
 
 
 async def test_a_closed_pool_takes_back_but_gives_nothing(log: list[str]) -> None:
@@ -1250,9 +1363,9 @@ class CheckedPool(BufferPool):
         super().leave(ticket)
         self.check()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         self.line.clear()
-        super().close()
+        super().close(error)
         self.check()
 
     def _claim(self, ticket: Ticket) -> bool:

@@ -20,6 +20,7 @@ from asyncproducer.core.metadata import (
     PartitionUpdate,
     TopicUpdate,
 )
+from asyncproducer.core.metrics import Metrics
 from asyncproducer.errors import (
     AuthenticationError,
     BrokerError,
@@ -173,6 +174,7 @@ class World:
         self.random = 0.0
         config = ProducerConfig(bootstrap_servers=servers, **options)
         self.metadata = ClusterMetadata.from_config(config, lambda: 0.5)
+        self.metrics = Metrics(client_id="test")
         self.cluster = Cluster(
             config,
             self.metadata,
@@ -183,6 +185,7 @@ class World:
             random=lambda: self.random,
             on_change=self._on_change,
             on_metadata=self.metadata_changes.append,
+            metrics=self.metrics,
             connection_factory=self._make_connection,
         )
 
@@ -200,10 +203,12 @@ class World:
         loop: asyncio.AbstractEventLoop,
         on_closed: Callable[[Connection, BaseException], None],
         on_room: Callable[[Connection], None],
+        metrics: Metrics,
     ) -> Connection:
         assert client_id == "test"
         assert loop is self.loop
         assert cast("World", connector) is self
+        assert metrics is self.metrics
         self.connections.append(FakeConnection(self, node, on_closed, on_room))
         return cast("Connection", self.connections[-1])
 
@@ -1356,23 +1361,124 @@ async def test_close_ends_attempts_and_backoff() -> None:
 # With real connections
 
 
+#: Something to ask a real connection.
+PRODUCER_ID = wire.InitProducerIdRequest(None, 60_000)
+
+
+async def connected_to(brokers: EmbeddedCluster) -> Cluster:
+    """A cluster with its own kind of connections, without jitter."""
+    assert brokers.connector is not None
+    config = ProducerConfig.from_options(brokers.bootstrap_servers)
+    cluster = Cluster(
+        config,
+        ClusterMetadata.from_config(config, lambda: 0.5),
+        brokers.connector,
+        client_id="test",
+        loop=asyncio.get_running_loop(),
+        random=lambda: 0.5,
+        on_change=lambda: None,
+        on_metadata=lambda change: None,
+        metrics=Metrics(client_id="test"),
+    )
+    await cluster.start(10.0)
+    return cluster
+
+
+async def ready_connections(cluster: Cluster, *node_ids: int) -> list[Connection]:
+    found = []
+    for node_id in node_ids:
+        cluster.connection(node_id)
+    await asyncio.sleep(0.1)
+    for node_id in node_ids:
+        connection = cluster.connection(node_id)
+        assert connection is not None
+        found.append(connection)
+    return found
+
+
+async def test_closing_one_connection_drops_what_is_in_flight_there_and_nowhere_else() -> None:
+    """NC-04."""
+    async with EmbeddedCluster(brokers=2, network=MemoryNetwork(latency=0.001)) as brokers:
+        held = brokers.inject("init_producer_id", hold=True, times=None)
+        cluster = await connected_to(brokers)
+        one, two = await ready_connections(cluster, 1, 2)
+        dropped = [asyncio.create_task(one.request(PRODUCER_ID)) for _ in range(3)]
+        kept = asyncio.create_task(two.request(PRODUCER_ID))
+        await held.reached(2)
+        assert (cluster.in_flight, one.in_flight, two.in_flight) == (4, 3, 1)
+
+        one.close()
+        assert (cluster.in_flight, one.in_flight, two.in_flight) == (1, 0, 1)
+        for request in dropped:
+            with pytest.raises(ConnectionFailed, match="closed by this client"):
+                await request
+        assert not kept.done()
+        held.release()
+        assert (await kept).producer_id >= 0
+        # An answer that was under way is nobody's any more, and disturbs nobody.
+        (again,) = await ready_connections(cluster, 1)
+        assert again is not one
+        assert (await again.request(PRODUCER_ID)).producer_id >= 0
+        await cluster.close()
+
+
+async def test_a_connection_that_we_end_is_made_again_after_the_backoff_only() -> None:
+    """NC-15: what was pending ends as disconnected in the next turn of the loop."""
+    loop = asyncio.get_running_loop()
+    network = MemoryNetwork(latency=0.001)
+    async with EmbeddedCluster(network=network) as brokers:
+        held = brokers.inject("init_producer_id", hold=True)
+        cluster = await connected_to(brokers)
+        (connection,) = await ready_connections(cluster, 1)
+        pending = asyncio.create_task(connection.request(PRODUCER_ID))
+        await held.reached()
+        ended_at = loop.time()
+        connection.close(ConnectionFailed("its answers make no sense"))
+        with pytest.raises(ConnectionFailed, match="its answers make no sense"):
+            await pending
+        assert loop.time() == ended_at
+
+        connects: list[float] = []
+        network.on_link = lambda link: connects.append(loop.time() - ended_at)
+        assert cluster.connection(1) is None  # asks for one
+        await asyncio.sleep(1)
+        assert cluster.connection(1) is not None
+        (made_at,) = connects
+        assert 0.05 <= made_at < 0.06
+        await cluster.close()
+
+
+async def test_aborting_cuts_a_connection_that_is_being_closed() -> None:
+    """A closer's time may end before that which a transport gets to write what it holds."""
+    loop = asyncio.get_running_loop()
+    network = MemoryNetwork(latency=0.001, window=1000)
+    async with EmbeddedCluster(network=network) as brokers:
+        cluster = await connected_to(brokers)
+        (connection,) = await ready_connections(cluster, 1)
+        [link] = network.links
+        brokers.pause(1)
+        for _ in range(5):
+            asking = connection.request(wire.MetadataRequest(("t" * 249,) * 10))
+            asyncio.ensure_future(asking).add_done_callback(lambda asked: asked.exception())
+        await asyncio.sleep(0.1)
+        assert link.client.get_write_buffer_size() > 0
+        began = loop.time()
+        closing = asyncio.create_task(cluster.close())
+        await asyncio.sleep(0.5)
+        assert not closing.done()
+        cluster.abort()
+        await closing
+        assert loop.time() == began + 0.5
+        assert connection._transport is None
+        brokers.resume(1)
+
+
 async def test_a_cluster_survives_the_loss_of_all_its_brokers() -> None:
     loop = asyncio.get_running_loop()
     network = MemoryNetwork(latency=0.001)
     async with EmbeddedCluster(brokers=3, topics={"t": 3}, network=network) as brokers:
-        config = ProducerConfig.from_options(brokers.bootstrap_servers)
-        metadata = ClusterMetadata.from_config(config, lambda: 0.5)
-        cluster = Cluster(
-            config,
-            metadata,
-            network,
-            client_id="test",
-            loop=loop,
-            random=lambda: 0.5,
-            on_change=lambda: None,
-            on_metadata=lambda change: None,
-        )
-        await cluster.start(10.0)
+        cluster = await connected_to(brokers)
+        metadata = cluster.metadata
         cluster.add_topic("t")
         await asyncio.sleep(0.1)
         entry = metadata.topic("t")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import socket
 import ssl
 import struct
@@ -15,6 +16,7 @@ import trustme
 from asyncproducer.config import ProducerConfig
 from asyncproducer.core import wire
 from asyncproducer.core.metadata import Node
+from asyncproducer.core.metrics import Metrics
 from asyncproducer.core.wire import ApiKey
 from asyncproducer.errors import (
     AuthenticationError,
@@ -28,7 +30,7 @@ from asyncproducer.errors import (
 )
 from asyncproducer.net.connection import TRANSITIONS, Connection, ConnectionState
 from asyncproducer.net.frames import FrameReader, frame
-from asyncproducer.net.transport import Address, TcpConnector
+from asyncproducer.net.transport import Address, TcpConnector, unwritten
 from asyncproducer.testing.network import MemoryLink, MemoryNetwork
 
 pytestmark = pytest.mark.virtual_time
@@ -107,6 +109,7 @@ class Pipe(asyncio.Transport):
         self.ended: str | None = None
         self.stuck = False
         self.lost = False
+        self.left = 0
         self._frames = FrameReader()
 
     def write(self, data: Any) -> None:
@@ -119,7 +122,10 @@ class Pipe(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self.broker.got, self, bytes(received))
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.left
+
+    def is_closing(self) -> bool:
+        return self.ended is not None or self.lost
 
     def close(self) -> None:
         self.ended = "close"
@@ -215,6 +221,7 @@ class Client:
             lambda loop, context: self.failures.append(context["message"])
         )
         self.broker = broker
+        self.metrics = Metrics(client_id="me")
         ssl_context = options.pop("own_context", None)
         self.connection = Connection(
             NODE,
@@ -224,6 +231,7 @@ class Client:
             loop=self.loop,
             on_closed=self._on_closed,
             on_room=self._on_room,
+            metrics=self.metrics,
             ssl_context=ssl_context,
             random=lambda: 0.5,
         )
@@ -488,9 +496,31 @@ async def test_a_peer_of_another_kind_is_recognised(said: bytes, error: str) -> 
         await client.open()
 
 
-async def test_a_peer_that_hangs_up_during_the_handshake_may_speak_tls() -> None:
-    client = Client(Broker(lambda broker, request: broker.pipe.hang_up()))
-    with pytest.raises(ConnectionFailed, match="perhaps the port speaks TLS"):
+SCRAM: dict[str, Any] = {
+    "sasl_mechanism": "SCRAM-SHA-256",
+    "sasl_username": "me",
+    "sasl_password": SECRET,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "guess"),
+    [
+        ({}, r"the port speaks TLS \(then set security_protocol to SSL\)"),
+        (
+            {"security_protocol": "SASL_PLAINTEXT", **SCRAM},
+            r"the port speaks TLS \(then set security_protocol to SASL_SSL\)",
+        ),
+        ({"security_protocol": "SSL"}, "it wants another client certificate"),
+        ({"security_protocol": "SASL_SSL", **SCRAM}, "it wants another client certificate"),
+    ],
+    ids=["plaintext", "SASL", "TLS", "SASL and TLS"],
+)
+async def test_a_peer_that_hangs_up_during_the_handshake_gets_a_guess(
+    options: dict[str, Any], guess: str
+) -> None:
+    client = Client(Broker(lambda broker, request: broker.pipe.hang_up()), **options)
+    with pytest.raises(ConnectionFailed, match=f"closed the connection; .*perhaps {guess}"):
         await client.open()
 
 
@@ -511,6 +541,16 @@ async def test_tls_uses_the_given_context_and_the_brokers_name() -> None:
     assert broker.connects[1] == (ADDRESS, other, "kafka1")
 
 
+async def test_plaintext_is_plaintext_whatever_context_there_is() -> None:
+    """The configuration has said that it would have no effect."""
+    own = ssl.create_default_context()
+    client, broker = await ready(
+        security_protocol="PLAINTEXT", ssl_context=own, own_context=ssl.create_default_context()
+    )
+    assert client.connection.state is S.READY
+    assert broker.connects == [(ADDRESS, None, None)]
+
+
 async def test_a_bootstrap_broker_is_named_by_its_place() -> None:
     client = Client(Broker())
     connection = Connection(
@@ -521,6 +561,7 @@ async def test_a_bootstrap_broker_is_named_by_its_place() -> None:
         loop=client.loop,
         on_closed=lambda connection, reason: None,
         on_room=lambda connection: None,
+        metrics=client.metrics,
     )
     assert "to bootstrap broker kafka1:9092 NEW" in repr(connection)
 
@@ -615,6 +656,7 @@ async def test_the_answer_to_a_request_tells_of_the_room_that_it_made() -> None:
 
 
 async def test_without_a_response_the_bytes_are_all_there_is() -> None:
+    """SN-20: the system has taken them, and nothing that comes later takes them back."""
     client, broker = await ready(acks=0, enable_idempotence=False)
     client.send("a", expect_response=False)
     assert client.events == [], "on_done is never called from inside send()"
@@ -623,6 +665,113 @@ async def test_without_a_response_the_bytes_are_all_there_is() -> None:
     await settle()
     assert client.events == ["closed", "a: NoneType"]
     assert len(broker.requests) == 2
+
+
+async def with_unwritten(*names: str) -> tuple[Client, MemoryNetwork]:
+    """A connection whose peer reads nothing, and these requests that get no answer."""
+    network = MemoryNetwork(window=1000)
+    client = await in_memory(network, WithoutAcks)
+    network.links[0].to_server.stall()
+    for name in names:
+        client.send(name, buffers=[bytes(5000)], expect_response=False)
+    return client, network
+
+
+async def test_without_a_response_a_request_ends_when_the_system_has_it() -> None:
+    """SN-20: what the transport holds would be lost with it."""
+    client, network = await with_unwritten("a", "b")
+    await asyncio.sleep(20)
+    assert client.events == []
+    assert client.connection.in_flight == 2
+    network.links[0].to_server.resume()
+    await asyncio.sleep(0.1)
+    assert client.events == ["a: NoneType", "b: NoneType"]
+    assert client.connection.in_flight == 0
+    client.connection.close()
+    await client.connection.wait_closed()
+
+
+async def test_a_request_ends_with_its_own_bytes_not_with_those_behind_it() -> None:
+    client, broker = await ready()
+    broker.pipe.left = 10_000
+    client.send("a", expect_response=False)
+    client.send("b")
+    client.send("c", expect_response=False)
+    b, c = [sum(map(len, write)) for write in broker.pipe.writes[-2:]]
+    for left, events in ((b + c + 1, []), (b + c, ["a: NoneType"]), (1, ["a: NoneType"])):
+        broker.pipe.left = left
+        await asyncio.sleep(0.01)
+        assert client.events == events
+    assert client.connection.in_flight == 2
+    client.connection.close()
+
+
+async def test_a_request_ends_without_a_wait_when_writing_goes_on_after_a_pause() -> None:
+    client, broker = await ready()
+    broker.pipe.left = 10_000
+    client.send("a", expect_response=False)
+    broker.pipe.protocol.pause_writing()
+    await asyncio.sleep(0.001)
+    broker.pipe.left = 0
+    broker.pipe.protocol.resume_writing()
+    await asyncio.sleep(0)
+    assert client.events == ["a: NoneType"]
+    assert client.loop.time() == 0.001
+
+
+@pytest.mark.parametrize("how", ["lost", "closed", "closed in peace"])
+async def test_what_is_not_written_at_the_end_fails_and_what_is_does_not(how: str) -> None:
+    client, broker = await ready()
+    client.send("written", expect_response=False)
+    broker.pipe.left = 10_000
+    client.send("a", expect_response=False)
+    client.send("b", expect_response=False)
+    assert client.connection.in_flight == 2
+    if how == "lost":
+        broker.pipe.left = 0  # dropped
+        broker.pipe.hang_up()
+    else:
+        client.connection.close(ConnectionFailed("enough") if how == "closed" else None)
+    assert client.connection.in_flight == 0
+    await settle()
+    failed = ["a: ConnectionFailed", "b: ConnectionFailed", "closed"]
+    assert sorted(client.events) == sorted([*failed, "written: NoneType"])
+    assert [event for event in client.events if event in failed] == failed
+
+
+async def test_what_has_left_meanwhile_is_seen_before_the_end() -> None:
+    client, broker = await ready()
+    broker.pipe.left = 10_000
+    client.send("a", expect_response=False)
+    await asyncio.sleep(0.001)
+    broker.pipe.left = 0
+    client.connection.close(ConnectionFailed("enough"))
+    await settle()
+    assert sorted(client.events) == ["a: NoneType", "closed"]
+
+
+async def test_a_request_that_cannot_be_written_in_time_ends_the_connection() -> None:
+    """6.6: in Java it is in flight as well. The peer may be gone without a word."""
+    client, _ = await with_unwritten("a", "b")
+    await asyncio.sleep(29.9)
+    assert client.events == []
+    await asyncio.sleep(0.2)
+    assert client.events == ["a: RequestTimedOut", "b: RequestTimedOut", "closed"]
+    assert re.search(
+        r"did not take all of PRODUCE v9 within 30 s: .* 2 requests", str(client.reason)
+    )
+    await client.connection.wait_closed()
+
+
+async def test_throttle_time_is_time_to_write_in() -> None:
+    """NC-09: the broker reads nothing meanwhile."""
+    client, _ = await with_unwritten("a")
+    client.connection.throttle(5000, client.loop.time())
+    await asyncio.sleep(34.9)
+    assert client.events == []
+    await asyncio.sleep(0.2)
+    assert client.events == ["a: RequestTimedOut", "closed"]
+    await client.connection.wait_closed()
 
 
 async def test_correlation_ids_are_unique_and_leave_out_sasls_range() -> None:
@@ -1015,6 +1164,20 @@ async def test_closing_in_peace_does_not_wait_for_ever() -> None:
     assert broker.pipe.ended == "abort"
 
 
+async def test_a_closing_connection_may_be_cut() -> None:
+    client, broker = await ready()
+    broker.pipe.stuck = True
+    client.connection.close()
+    client.connection.abort()
+    await client.connection.wait_closed()
+    assert client.loop.time() == 0.0
+    assert broker.pipe.ended == "abort"
+    broker.pipe.ended = "long ago"
+    client.connection.abort()
+    await asyncio.sleep(2.0)
+    assert broker.pipe.ended == "long ago", "neither twice nor by the timer"
+
+
 async def test_wait_closed_may_be_cancelled_and_called_again() -> None:
     client, broker = await ready()
     broker.pipe.stuck = True
@@ -1377,11 +1540,171 @@ async def test_a_connection_without_a_lifetime_is_never_renewed() -> None:
     assert len(broker.log) == 4
 
 
+# --- what is counted -----------------------------------------------------------------------
+
+
+def numbers(client: Client, *names: str) -> list[float]:
+    """Metrics by their names, "request" for "request_total"."""
+    snapshot = client.metrics.snapshot(client.loop.time())
+    return [snapshot[name if name in snapshot else f"{name}_total"] for name in names]
+
+
+CONNECTIONS = ("connection_creation", "connection_close", "connection_count")
+AUTHENTICATIONS = ("successful_authentication", "failed_authentication")
+RENEWALS = ("successful_reauthentication", "failed_reauthentication")
+
+
+async def test_what_is_written_and_read_is_counted_with_the_handshake() -> None:
+    """Spec 10.8: outgoing-byte, incoming-byte, request, response, network-io."""
+    client, broker = await ready()
+    assert numbers(client, "request", "response", "network_io") == [1, 1, 2]
+    client.send("a")
+    client.send("b")
+    await settle()
+    assert numbers(client, "request", "response", "network_io") == [3, 1, 4]
+    broker.answer(b"1", b"2")  # in one piece
+    assert numbers(client, "request", "response", "network_io") == [3, 3, 5]
+    frames = [b"".join(buffers) for buffers in broker.pipe.writes]
+    answers = 4 + 4 + len(api_versions_body(4, VERSIONS)) + 2 * (4 + 4 + 1 + 1)
+    assert numbers(client, "outgoing_byte", "incoming_byte") == [sum(map(len, frames)), answers]
+    assert numbers(client, "outgoing_byte_total:node=node-1") == [sum(map(len, frames))]
+    assert numbers(client, "incoming_byte_total:node=node-1") == [answers]
+    assert numbers(client, "request_size_max") == [max(map(len, frames))]
+
+
+async def test_a_request_without_a_response_is_counted_as_well() -> None:
+    client, _ = await ready()
+    client.send("a", expect_response=False)
+    assert numbers(client, "request", "response") == [2, 1]
+
+
+async def test_bytes_that_come_after_the_end_are_not_counted() -> None:
+    client, broker = await ready()
+    before = numbers(client, "incoming_byte", "network_io", "response")
+    client.connection.close()
+    broker.pipe.feed(b"late")
+    assert numbers(client, "incoming_byte", "network_io", "response") == before
+
+
+async def test_a_connection_is_open_from_its_making_until_its_transport_is_gone() -> None:
+    client = Client(Broker(lambda broker, request: None))
+    opening = asyncio.create_task(client.open())
+    assert numbers(client, *CONNECTIONS) == [0, 0, 0]
+    await settle()
+    assert client.connection.state is S.NEGOTIATING
+    assert numbers(client, *CONNECTIONS) == [1, 0, 1]
+    client.connection.close()
+    assert numbers(client, *CONNECTIONS) == [1, 0, 1], "what was written may still leave"
+    await client.connection.wait_closed()
+    assert numbers(client, *CONNECTIONS) == [1, 1, 0]
+    with pytest.raises(ConnectionFailed):
+        await opening
+
+
+async def test_a_connection_that_the_broker_ends_is_counted_once() -> None:
+    client, broker = await ready()
+    broker.pipe.hang_up()
+    client.connection.close()
+    assert numbers(client, *CONNECTIONS) == [1, 1, 0]
+
+
+async def test_a_connection_that_was_not_made_is_not_counted() -> None:
+    client = Client(Broker())
+    client.broker.error = ConnectionFailed("refused")
+    with pytest.raises(ConnectionFailed):
+        await client.open()
+    assert numbers(client, *CONNECTIONS, *AUTHENTICATIONS) == [0, 0, 0, 0, 0]
+
+
+async def test_plaintext_authenticates_nobody() -> None:
+    client, _ = await ready()
+    assert numbers(client, *AUTHENTICATIONS, *RENEWALS) == [0, 0, 0, 0]
+
+
+async def test_sasl_and_tls_count_as_one_authentication() -> None:
+    tls = {"ssl_context": ssl.create_default_context()}
+    for script, options in (
+        (sasl_script(), PLAIN),
+        (sasl_script(), PLAIN | tls | {"security_protocol": "SASL_SSL"}),
+        (None, tls | {"security_protocol": "SSL"}),
+    ):
+        client, _ = await ready(script, **options)
+        assert numbers(client, *AUTHENTICATIONS) == [1, 0]
+        assert numbers(client, "successful_authentication_no_reauth") == [1]
+
+
+async def test_a_refused_password_is_a_failed_authentication() -> None:
+    client = Client(Broker(sasl_script(error=58, message=b"no")), **PLAIN)
+    with pytest.raises(AuthenticationError):
+        await client.open()
+    assert numbers(client, *AUTHENTICATIONS, *RENEWALS) == [0, 1, 0, 0]
+
+
+async def test_a_broker_that_hangs_up_has_not_refused_to_authenticate() -> None:
+    def hang_up(broker: Broker, request: Received) -> None:
+        broker.pipe.hang_up()
+
+    client = Client(Broker(hang_up), **PLAIN)
+    with pytest.raises(ConnectionFailed):
+        await client.open()
+    assert numbers(client, *AUTHENTICATIONS) == [0, 0]
+
+
+async def test_a_renewed_session_is_counted_with_the_time_in_which_nothing_was_sent() -> None:
+    """Not with the wait for the answers that were under way."""
+    client, broker = await ready(sasl_script(lifetime_ms=10_000), **PLAIN)
+    broker.script = None  # the test answers
+    await asyncio.sleep(8.9)
+    client.send("a")
+    await asyncio.sleep(0.5)
+    broker.answer(b"1")
+    await settle()
+    await asyncio.sleep(0.25)
+    broker.answer(struct.pack(">hih", 0, 1, 5) + b"PLAIN")
+    await settle()
+    await asyncio.sleep(0.5)
+    broker.answer(struct.pack(">hhiq", 0, 0, 0, 0))
+    await settle()
+    assert client.can_send()
+    assert numbers(client, *AUTHENTICATIONS, *RENEWALS) == [1, 0, 1, 0]
+    assert numbers(client, "reauthentication_latency_max") == [pytest.approx(750.0)]
+
+
+async def test_a_refused_renewal_is_counted_as_such() -> None:
+    client, broker = await ready(sasl_script(lifetime_ms=10_000), **PLAIN)
+    broker.script = sasl_script(error=58, message=b"revoked")
+    await asyncio.sleep(10)
+    assert numbers(client, *AUTHENTICATIONS, *RENEWALS) == [1, 0, 0, 1]
+
+
+async def test_the_throttle_time_of_every_answer_but_those_of_sasl_is_measured() -> None:
+    """SN-02: that of ApiVersions, too. Where the broker has waited by itself, too."""
+
+    def script(broker: Broker, request: Received) -> bytes | None:
+        if request.api_key == ApiKey.API_VERSIONS and request.version > 0:
+            return api_versions_body(request.version, VERSIONS, throttle=400)
+        return sasl_script()(broker, request)
+
+    client, broker = await ready(script, **PLAIN)
+    for throttle, version in ((100, 1), (200, 0), (300, 1)):
+        await asyncio.sleep(1)
+        task = asyncio.create_task(client.connection.request(PRODUCER_ID, cap=version))
+        await settle()
+        broker.answer(producer_id_body(5, throttle=throttle))
+        await task
+    assert numbers(client, "produce_throttle_time_avg", "produce_throttle_time_max") == [250, 400]
+
+
 # --- over a network with faults ------------------------------------------------------------
 
 
 class Answering(asyncio.Protocol):
-    """`Broker`'s ApiVersions, and the same producer id for everything else."""
+    """`Broker`'s ApiVersions, and the same producer id for everything else.
+
+    With acks=0 a Produce request gets no answer.
+    """
+
+    acks = 1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
@@ -1393,11 +1716,16 @@ class Answering(asyncio.Protocol):
             body = producer_id_body(77)
             if request.api_key == ApiKey.API_VERSIONS:
                 body = api_versions_body(request.version, VERSIONS)
-            self.transport.write(response(request, body))
+            if self.acks or request.api_key != ApiKey.PRODUCE:
+                self.transport.write(response(request, body))
 
 
-async def in_memory(network: MemoryNetwork) -> Client:
-    network.listen("kafka1", 9092, Answering)
+class WithoutAcks(Answering):
+    acks = 0
+
+
+async def in_memory(network: MemoryNetwork, protocol: type[Answering] = Answering) -> Client:
+    network.listen("kafka1", 9092, protocol)
     client = Client(Broker())
     client.connection._connector = network
     [address] = await network.resolve("kafka1", 9092)
@@ -1505,6 +1833,7 @@ async def test_a_whole_connection_over_tls(trusted: bool) -> None:
     server = await loop.create_server(Answering, "127.0.0.1", 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
     known = authority if trusted else trustme.CA()
+    metrics = Metrics(client_id="me")
     connection = Connection(
         Node(1, "localhost", port),
         ProducerConfig.from_options(
@@ -1517,6 +1846,7 @@ async def test_a_whole_connection_over_tls(trusted: bool) -> None:
         loop=loop,
         on_closed=lambda connection, reason: None,
         on_room=lambda connection: None,
+        metrics=metrics,
     )
     try:
         opening = connection.open(Address(socket.AF_INET, "127.0.0.1", port), loop.time() + 10)
@@ -1526,8 +1856,55 @@ async def test_a_whole_connection_over_tls(trusted: bool) -> None:
         else:
             with pytest.raises(ConnectionFailed, match="set ssl_cafile"):
                 await opening
+        counted = metrics.snapshot(loop.time())
+        assert counted["successful_authentication_total"] == trusted
+        assert counted["failed_authentication_total"] == (not trusted)
+        assert counted["connection_creation_total"] == counted["connection_count"] == trusted
     finally:
         connection.close()
         await connection.wait_closed()
         server.close()
         await server.wait_closed()
+
+
+@pytest.mark.real_time
+async def test_over_tls_a_request_is_not_written_before_the_socket_has_it() -> None:
+    """asyncio's transport for TLS does not count what it has given to the one below it."""
+    loop = asyncio.get_running_loop()
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("kafka1").configure_cert(context)
+    broker = Deaf()
+    broker.acks = 0
+    server = await loop.create_server(lambda: broker, "127.0.0.1", 0, ssl=context)
+    client = Client(
+        Broker(),
+        security_protocol="SSL",
+        ssl_truststore_certificates=authority.cert_pem.bytes().decode(),
+    )
+    client.connection._connector = TcpConnector()
+    address = Address(socket.AF_INET, *server.sockets[0].getsockname())
+    await client.connection.open(address, loop.time() + 10)
+    done = asyncio.Event()
+    transport = client.connection._transport
+    assert transport is not None
+    sent = 0
+    while client.can_send():  # until both sockets are full, and a part is with the transports
+        client.send(str(sent), buffers=[bytes(10_000)], expect_response=False, then=done.set)
+        sent += 1
+    below = unwritten(transport)
+    assert below is not None
+    assert below > transport.get_write_buffer_size()
+    assert client.connection.in_flight > 0
+    broker.listen()
+    while len(client.events) < sent:
+        done.clear()
+        await done.wait()
+    assert unwritten(transport) == 0
+    assert client.events == [f"{number}: NoneType" for number in range(sent)]
+    client.connection.close()
+    assert unwritten(transport) is None
+    await client.connection.wait_closed()
+    await broker.lost.wait()
+    server.close()
+    await server.wait_closed()

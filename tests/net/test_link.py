@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,10 @@ class FakeConnection:
         self.in_flight = 0
         self.last_used = 0.0
         self.closed_with: list[BaseException | None] = []
+        #: How long its transport writes when it is closed, unless it is cut.
+        self.writes_for = 0.0
+        self.cut = asyncio.Event()
+        self.gone_at: float | None = None
 
     async def open(self, address: Address, deadline: float) -> None:
         self.address = address
@@ -49,9 +54,16 @@ class FakeConnection:
                 cast("Connection", self), reason or ConnectionFailed("by us")
             )
 
+    def abort(self) -> None:
+        self.cut.set()
+
     async def wait_closed(self) -> None:
         assert self.closed_with
         await asyncio.sleep(0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.writes_for):
+                await self.cut.wait()
+        self.gone_at = self.bench.loop.time()
 
 
 class Bench:
@@ -458,6 +470,49 @@ async def test_dropping_closes_at_once_what_is_in_flight_ends_with_the_reason() 
     assert bench.link.connection is None
     await bench.link.closed()
     assert [event.split()[1] for event in bench.events] == ["gone"]
+
+
+async def test_dropping_cuts_a_connection_that_is_being_closed() -> None:
+    """What its transport still holds has no time any more, and nothing is left behind."""
+    bench = Bench()
+    connection = await bench.connect()
+    connection.writes_for = 1.0
+    bench.link.cancel()
+    await asyncio.sleep(0.5)
+    assert connection.gone_at is None
+    bench.link.drop(ConnectionFailed("no time left"))
+    await bench.link.closed()
+    assert connection.closed_with == [None]
+    assert connection.gone_at == 0.5
+    assert bench.events == ["0.500 gone"]
+
+
+@pytest.mark.parametrize("impatient", ["cancel", "retire"])
+async def test_the_end_of_a_link_is_the_end_of_its_transport(impatient: str) -> None:
+    """Here it was idle, and its end does not end the link; but then nobody wants it any more."""
+    bench = Bench(max_idle=10.0)
+    connection = await bench.connect()
+    connection.writes_for = 1.0
+    await asyncio.sleep(10.5)
+    assert connection.closed_with
+    assert connection.gone_at is None
+    bench.link.ask()
+    getattr(bench.link, impatient)()
+    await bench.link.closed()
+    assert connection.gone_at == 11.0
+    assert len(bench.connections) == 1
+    assert bench.events == (["11.000 gone"] if impatient == "retire" else [])
+
+
+async def test_a_link_that_is_told_twice_to_end_does_not_leave_its_transport_behind() -> None:
+    bench = Bench()
+    connection = await bench.connect()
+    connection.writes_for = 1.0
+    bench.link.cancel()
+    await asyncio.sleep(0.5)
+    bench.link.cancel()
+    await bench.link.closed()
+    assert connection.gone_at == 1.0
 
 
 async def test_a_link_tells_who_it_is() -> None:

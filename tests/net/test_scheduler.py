@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from asyncproducer import (
     Interceptor,
     KafkaError,
     Producer,
+    ProducerClosed,
     ProtocolError,
     UnsupportedVersionError,
 )
@@ -39,7 +41,7 @@ pytestmark = pytest.mark.virtual_time
 New = Callable[..., Producer[Any, Any]]
 
 #: One record of 100 bytes in each batch, which leaves at once.
-SINGLE: dict[str, Any] = {"batch_size": 150, "linger_ms": 0}
+SINGLE: dict[str, Any] = {"batch_size": 150, "batch_max_bytes": 0, "linger_ms": 0}
 
 
 def now() -> float:
@@ -229,7 +231,9 @@ async def test_throttle_time_is_measured_and_obeyed(
     gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
     assert gaps == pytest.approx([0.4, 0.1, 0.2], abs=0.01)
     assert metrics["produce_throttle_time_max"] == 400
-    assert metrics["produce_throttle_time_avg"] == 175
+    # On average over all answers, also to other requests than Produce.
+    assert metrics["response_total"] > 4
+    assert metrics["produce_throttle_time_avg"] == pytest.approx(700 / metrics["response_total"])
     assert stored(cluster) == [0, 1, 2, 3]
 
 
@@ -648,6 +652,7 @@ IMPATIENT: dict[str, Any] = {
     "delivery_timeout_ms": 3000,
     "linger_ms": 0,
     "batch_size": 150,
+    "batch_max_bytes": 0,
 }
 
 
@@ -731,10 +736,29 @@ async def test_retrying_batch_expires(cluster: EmbeddedCluster, new_producer: Ne
             await producer.send("t", payload(0))
         failure = caught.value
         assert isinstance(failure, DeliveryTimeout)
-        assert "the last one failed and is to be repeated" in str(failure)
+        assert f"the last of {failure.attempts} attempts failed with: NOT_ENOUGH_REPLICAS" in str(
+            failure
+        )
+        assert isinstance(failure.__cause__, BrokerError)
+        assert failure.code == failure.__cause__.code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert failure.persisted == "no"
         assert failure.attempts > 2
         assert failure.elapsed == pytest.approx(3.0, abs=0.01)
+
+
+async def test_retries_are_logged_so_that_somebody_sees_them(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once in ten seconds for each topic, with the reason."""
+    cluster.inject("produce", error="NOT_ENOUGH_REPLICAS", times=None)
+    async with new_producer(
+        retry_backoff_ms=1000, retry_backoff_max_ms=1000, delivery_timeout_ms=40_000
+    ) as producer:
+        with pytest.raises(DeliveryTimeout):
+            await producer.send("t", payload(0))
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert 3 <= len(warnings) <= 4
+    assert warnings[0].startswith("t-0: attempt 1 of 1 records is repeated: NOT_ENOUGH_REPLICAS")
 
 
 async def test_retrying_batch_that_may_be_stored_expires(
@@ -744,7 +768,11 @@ async def test_retrying_batch_that_may_be_stored_expires(
     async with new_producer(**IMPATIENT, reconnect_backoff_max_ms=500) as producer:
         with pytest.raises(DeliveryTimeout) as caught:
             await producer.send("t", payload(0))
-        assert caught.value.persisted == "maybe"
+        failure = caught.value
+        assert failure.persisted == "maybe"
+        assert isinstance(failure.__cause__, ConnectionFailed)
+        assert f"attempts failed with: {failure.__cause__}" in str(failure)
+        assert failure.code == ErrorCode.NETWORK_EXCEPTION
         cluster.clear_faults()
         await producer.send("t", payload(1))
     assert stored(cluster) == [0, 1]
@@ -1156,6 +1184,107 @@ async def test_producer_id_when_the_connection_is_lost(
     assert len(cluster.received("init_producer_id")) == 3
 
 
+async def test_batch_without_a_producer_id_says_why_there_is_none(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    cluster.inject("init_producer_id", error="COORDINATOR_NOT_AVAILABLE", times=None)
+    async with new_producer(**IMPATIENT) as producer:
+        with pytest.raises(DeliveryTimeout, match="never sent: COORDINATOR_NOT_AVAIL") as caught:
+            await producer.send("t", payload(0))
+        assert isinstance(caught.value.__cause__, BrokerError)
+        assert caught.value.code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert (caught.value.persisted, caught.value.attempts) == ("no", 0)
+        health = producer.health
+        assert not health.ready
+        assert health.problem == "there is no producer id yet: COORDINATOR_NOT_AVAILABLE"
+
+
+#: (producer id, epoch) -> alters the answers to InitProducerId from now on; None ends that.
+Forge = Callable[[tuple[int, int] | None], None]
+
+
+@pytest.fixture
+def forge(monkeypatch: pytest.MonkeyPatch) -> Forge:
+    forged: tuple[int, int] | None = None
+    handle = APIS[22].handle
+
+    def init_producer_id(call: Call) -> Any:
+        response = handle(call)
+        if forged is not None:
+            assert isinstance(response, dict)
+            return {**response, "producer_id": forged[0], "producer_epoch": forged[1]}
+        return response
+
+    def change(to: tuple[int, int] | None) -> None:
+        nonlocal forged
+        forged = to
+
+    monkeypatch.setitem(APIS, 22, APIS[22]._replace(handle=init_producer_id))
+    return change
+
+
+NO_IDS = pytest.mark.parametrize("nonsense", [(5, -1), (-1, -1), (-1, 0)])
+
+
+def id_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [r for r in caplog.records if "no producer id yet" in r.getMessage()]
+    return [r.getMessage() for r in found if r.levelno >= logging.WARNING]
+
+
+@NO_IDS
+async def test_producer_id_that_is_none_is_asked_for_again(
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    forge: Forge,
+    caplog: pytest.LogCaptureFixture,
+    nonsense: tuple[int, int],
+) -> None:
+    """Without an error, and yet no id: health and what expires say so, the log does once."""
+    caplog.set_level(logging.DEBUG, "asyncproducer.net.scheduler")
+    what = f"the broker gave producer id {nonsense[0]} with epoch {nonsense[1]}"
+    forge(nonsense)
+    async with new_producer(**IMPATIENT, retry_backoff_ms=100) as producer:
+        with pytest.raises(DeliveryTimeout, match=f"it was never sent: {what}") as caught:
+            await producer.send("t", payload(0))
+        assert isinstance(caught.value.__cause__, ProtocolError)
+        assert (caught.value.persisted, caught.value.attempts) == ("no", 0)
+        assert producer.health.problem == f"there is no producer id yet: {what}"
+        assert not producer.health.ready
+        assert len(cluster.received("init_producer_id")) >= 20
+        assert not cluster.received("produce")
+        assert id_warnings(caplog) == [f"no producer id yet, trying on: {what}"]
+
+        waiting = producer.send_nowait("t", payload(1))
+        await asyncio.sleep(1)
+        forge(None)
+        began = now()
+        assert (await waiting).offset == 0
+        assert now() - began < 0.2
+        assert (producer.health.ready, producer.health.problem) == (True, None)
+        ids = producer._sequences
+        assert ids is not None
+        assert min(ids.producer_id, ids.producer_epoch) >= 0
+        assert len(id_warnings(caplog)) == 1
+    assert stored(cluster) == [1]
+    assert not errors_logged(caplog)
+
+
+@NO_IDS
+async def test_closing_without_a_producer_id(
+    cluster: EmbeddedCluster, new_producer: New, forge: Forge, nonsense: tuple[int, int]
+) -> None:
+    forge(nonsense)
+    async with new_producer() as producer:
+        delivery = await producer.enqueue("t", payload(0))
+        await asyncio.sleep(1)
+        began = now()
+        report = await producer.close(5)
+        assert now() - began == pytest.approx(5, abs=0.01)
+        assert (report.acknowledged, report.failed, report.aborted) == (0, 1, 1)
+        assert producer.health.state == "closed"
+        assert isinstance(delivery.exception(), AbortedError)
+
+
 # -- fatal errors ------------------------------------------------------------------------------
 
 
@@ -1217,6 +1346,133 @@ async def test_memory_of_an_aborted_batch_in_flight_comes_back_with_its_answer(
         held.release()
         await asyncio.sleep(0.1)
         assert producer.health.buffered_bytes == 0
+
+
+@pytest.mark.parametrize("queued", [1, 4])
+async def test_callback_that_sends_again_what_failed_for_good_is_refused(
+    cluster: EmbeddedCluster, new_producer: New, queued: int
+) -> None:
+    """Each failure calls it, and what it sends must not be one more failure, without end."""
+    refusals: list[KafkaError] = []
+    sent_again: list[Delivery] = []
+
+    def send_again(failed: Delivery) -> None:
+        assert failed.exception() is not None
+        if len(sent_again) >= 50:
+            return  # that goes on for ever
+        try:
+            delivery = producer.send_nowait("t", payload(9))
+        except KafkaError as error:
+            refusals.append(error)
+        else:
+            sent_again.append(delivery)
+            delivery.add_done_callback(send_again)
+
+    async with new_producer(**SINGLE) as producer:
+        await producer.warm_up("t")
+        held = cluster.inject("produce", error="PRODUCER_FENCED", hold=True)
+        sent = [producer.send_nowait("t", payload(n)) for n in range(queued)]
+        for delivery in sent:
+            delivery.add_done_callback(send_again)
+        await held.reached()
+        held.release()
+        await outcomes(sent)
+        await asyncio.sleep(1)
+        # The answer's own record may be first to be told, before the producer has failed.
+        assert len(sent_again) <= 1
+        assert [(type(e), e.code) for e in refusals] == [
+            (BrokerError, ErrorCode.PRODUCER_FENCED)
+        ] * queued
+        assert producer.health.problem == "PRODUCER_FENCED"
+        report = await producer.close()
+        assert (report.failed, report.aborted) == (queued + len(sent_again), 0)
+
+
+async def failed_for_good(
+    cluster: EmbeddedCluster, producer: Producer[Any, Any], code: str = "PRODUCER_FENCED"
+) -> None:
+    """Ends the producer with the answer to a record for partition 0 of t4."""
+    cluster.inject("produce", error=code, partition=0)
+    with pytest.raises(BrokerRejected, match=code):
+        await producer.send("t4", payload(0), partition=0)
+
+
+async def test_fatal_error_reaches_those_who_wait_for_memory_at_once(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Not when memory comes back: a broker that is silent may hold all of it for long."""
+    async with new_producer(**SINGLE, buffer_memory=40_000) as producer:
+        await producer.warm_up("t4")
+        held = cluster.inject("produce", hold=True, partition=1)
+        large = producer.send_nowait("t4", bytes(30_000), partition=1)
+        await held.reached()
+        waiting = [
+            asyncio.create_task(producer.send("t4", bytes(15_000), partition=2)),
+            asyncio.create_task(producer.enqueue("t4", b"small", partition=3)),
+        ]
+        held_again = cluster.inject("produce", hold=True, partition=0, error="PRODUCER_FENCED")
+        # Before them in the buffer, and alone in its request.
+        first = producer.send_nowait("t4", payload(0), partition=0)
+        await held_again.reached()
+        assert producer.health.waiting_senders == 2
+        began = now()
+        held_again.release()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert now() - began < 0.1
+        assert producer.health.buffered_bytes >= 30_000
+        assert [(type(r), getattr(r, "code", None)) for r in results] == [
+            (BrokerError, ErrorCode.PRODUCER_FENCED)
+        ] * 2
+        fatal = producer._scheduler.fatal_error
+        assert len({id(error) for error in (*results, fatal)}) == 3
+        assert producer.health.waiting_senders == 0
+        assert {type(e) for e in await outcomes([first, large])} == {BrokerRejected, AbortedError}
+        with pytest.raises(BrokerError, match="PRODUCER_FENCED"):
+            await producer.send("t", payload(1))
+        held.release()
+        await asyncio.sleep(0.1)
+        assert producer.health.buffered_bytes == 0
+
+
+async def test_fatal_error_that_is_raised_by_every_call_collects_no_tracebacks(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Else it would keep the values of all records alive that were refused with it."""
+
+    def length(error: BaseException) -> int:
+        return sum(1 for _ in traceback.walk_tb(error.__traceback__))
+
+    async with new_producer() as producer:
+        await producer.warm_up("t", "t4")
+        waiting = [asyncio.create_task(producer.send("missing", payload(n))) for n in range(3)]
+        waiting += [asyncio.create_task(producer.warm_up("missing")) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        await failed_for_good(cluster, producer)
+        calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+            lambda: producer.send("t", payload(1)),
+            lambda: producer.send("another", payload(1)),
+            lambda: producer.warm_up("t"),
+            lambda: producer.partitions_for("t"),
+            producer.flush,
+        ]
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        lengths: list[list[int]] = []
+        for call in calls:
+            of_this_call = await asyncio.gather(
+                *[call() for _ in range(20)], return_exceptions=True
+            )
+            lengths.append([length(error) for error in of_this_call])
+            errors += of_this_call
+        for _ in range(20):
+            with pytest.raises(KafkaError) as caught:
+                producer.send_nowait("t", payload(1))
+            errors.append(caught.value)
+        assert {(type(error), str(error)) for error in errors} == {(BrokerError, "PRODUCER_FENCED")}
+        assert len({id(error) for error in errors}) == len(errors)
+        assert [len(set(of_this_call)) for of_this_call in lengths] == [1] * len(calls)
+        fatal = producer._scheduler.fatal_error
+        assert fatal is not None
+        assert fatal.__traceback__ is None
 
 
 async def test_fatal_codes_do_not_end_a_producer_without_idempotence(
@@ -1463,10 +1719,41 @@ async def test_last_epoch_is_followed_by_a_new_producer_id(
 
 
 @pytest.mark.parametrize("timeout", [0, 5])
+async def test_closing_releases_all_who_wait_for_the_producer_id(
+    cluster: EmbeddedCluster, new_producer: New, timeout: int
+) -> None:
+    """KP-18: an API call that waits for it gets a KafkaError, with close(0) at once.
+
+    Without transactions nobody waits for a coordinator or for partitions to be added.
+    """
+    held = cluster.inject("init_producer_id", hold=True)
+    async with new_producer() as producer:
+        warming = asyncio.create_task(producer.warm_up("t"))
+        sending = asyncio.create_task(producer.send("t", payload(0)))
+        await held.reached()
+        await asyncio.sleep(1)
+        flushing = asyncio.create_task(producer.flush())
+        await asyncio.sleep(1)
+        assert not any(task.done() for task in (warming, sending, flushing))
+
+        began = now()
+        report = await producer.close(timeout)
+        with pytest.raises(ProducerClosed, match="closed while waiting for a producer id"):
+            await warming
+        with pytest.raises(AbortedError, match="was closed before") as caught:
+            await sending
+        assert caught.value.persisted == "no"
+        await flushing
+        assert now() - began == pytest.approx(timeout, abs=0.1)
+        assert report.aborted == 1
+    assert stored(cluster) == []
+
+
+@pytest.mark.parametrize("timeout", [0, 5])
 async def test_closing_while_a_new_producer_id_is_fetched(
     cluster: EmbeddedCluster, new_producer: New, timeout: int
 ) -> None:
-    """SI-16, KP-18."""
+    """SI-16, KP-18: also when there was one before."""
     async with new_producer() as producer:
         await producer.warm_up("t")
         assert producer._sequences is not None
@@ -1590,6 +1877,117 @@ async def test_bug_in_a_step_does_not_end_the_scheduler(
         scheduler._idempotence = broken  # type: ignore[method-assign]
         await producer.send("t", payload(0))
     assert errors_logged(caplog) == ["the scheduler failed; it goes on"]
+
+
+class Bug:
+    """A part of the scheduler that fails for some of its calls, counted from 1."""
+
+    def __init__(self, part: Callable[..., Any], fails: Callable[[int], bool]) -> None:
+        self._part = part
+        self._fails = fails
+        self.calls = 0
+        self.failed = 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        if self._fails(self.calls):
+            self.failed += 1
+            raise ZeroDivisionError("a bug")
+        return self._part(*args)
+
+
+def break_part(producer: Producer[Any, Any], part: str, fails: Callable[[int], bool]) -> Bug:
+    """From now on, this method of the scheduler has a bug."""
+    bug = Bug(getattr(producer._scheduler, part), fails)
+    setattr(producer._scheduler, part, bug)
+    return bug
+
+
+@pytest.mark.parametrize("call", ["send_nowait", "enqueue"])
+async def test_bug_in_a_step_is_not_raised_by_the_send_that_steps(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    """The record is buffered, and sent: who got an error would send it again."""
+    async with new_producer(**SINGLE) as producer:
+        await producer.send("t", payload(0))
+        await asyncio.sleep(1)
+        bug = break_part(producer, "_serve", lambda number: number == 1)
+        if call == "enqueue":
+            delivery = await producer.enqueue("t", payload(1))
+        else:
+            delivery = producer.send_nowait("t", payload(1))
+        assert bug.failed == 1, "within the call"
+        assert errors_logged(caplog) == ["the scheduler failed; it goes on"]
+        assert (await delivery).offset == 1
+    assert stored(cluster) == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, SINGLE], ids=["many in a batch", "one in a batch"])
+@pytest.mark.parametrize("number", range(1, 7))
+async def test_bug_in_any_step_is_survived(
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    options: dict[str, Any],
+) -> None:
+    """Whoever steps: a send, the scheduler's task, an answer, the look at young batches."""
+    async with new_producer(**options, max_in_flight_requests_per_connection=1) as producer:
+        await producer.send("t", payload(0))
+        await asyncio.sleep(1)
+        closed = producer.metrics()["connection_close_total"]
+        bug = break_part(producer, "_serve", lambda call: call == number)
+        for first in range(1, 31, 3):
+            sent = [await producer.enqueue("t", payload(n)) for n in range(first, first + 3)]
+            await outcomes(sent)
+        assert bug.failed == 1
+        assert producer.metrics()["connection_close_total"] == closed
+    assert stored(cluster) == list(range(31))
+    assert errors_logged(caplog) == ["the scheduler failed; it goes on"]
+
+
+@pytest.mark.parametrize("part", ["_idempotence", "_serve", "_send"])
+async def test_bug_in_each_step_does_not_keep_the_producer_from_closing(
+    cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    before = asyncio.all_tasks()
+    async with Producer(
+        cluster.bootstrap_servers,
+        connector=cluster.connector,
+        linger_ms=1000,
+        adaptive_linger=False,
+    ) as producer:
+        await producer.send("t", payload(0))
+        delivery = await producer.enqueue("t", payload(1))
+        bug = break_part(producer, part, lambda number: True)
+        began = now()
+        report = await producer.close(5)
+        assert bug.failed > 0
+        assert now() - began == pytest.approx(5, abs=0.01)
+        assert (report.acknowledged, report.failed, report.aborted) == (1, 1, 1)
+        assert producer.health.state == "closed"
+        assert isinstance(delivery.exception(), AbortedError)
+        assert await producer.close() is report
+        await asyncio.sleep(1)  # those of the brokers end, too
+        assert asyncio.all_tasks() == before
+    assert set(errors_logged(caplog)) == {"the scheduler failed; it goes on"}
+
+
+async def test_bug_where_a_close_gives_up_does_not_leave_anything_running(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """The close raises it, and is done all the same."""
+    before = asyncio.all_tasks()
+    async with new_producer() as producer:
+        await producer.send("t", payload(0))
+        break_part(producer, "abort", lambda number: True)
+        with pytest.raises(ZeroDivisionError):
+            await producer.close(5)
+        assert producer.health.state == "closed"
+        assert (await producer.close()).acknowledged == 1
+        assert producer.health.brokers_connected == 0
+        await asyncio.sleep(1)  # those of the brokers end, too
+        assert asyncio.all_tasks() == before
 
 
 async def test_delivery_callback_that_raises_disturbs_nobody(
