@@ -40,7 +40,7 @@ went wrong and whose `persisted` says whether the record may be in the log.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 __all__ = [
     "AbortedError",
@@ -292,6 +292,28 @@ class KafkaError(Exception):
     code: int | None = None
     #: Whether doing the same again later may succeed.
     retriable: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by calling the class again: arguments make the text, they are not kept.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def _rebuild(kind: type[E], args: tuple[Any, ...], state: dict[str, Any]) -> E:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def again(error: E) -> E:
+    """The same error, to be raised once more: one that is raised in many places collects all
+    their tracebacks, and keeps alive what their frames hold."""
+    fresh = _rebuild(type(error), error.args, error.__dict__)
+    fresh.__cause__ = error.__cause__
+    return fresh
 
 
 class ConfigError(KafkaError, ValueError):

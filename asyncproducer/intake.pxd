@@ -9,6 +9,8 @@ from asyncproducer.core.delivery cimport Delivery
 
 cdef class Intake
 cdef bint COMPILED
+cdef Py_ssize_t _BYTES_PER_TURN
+cdef Py_ssize_t _BYTES_PER_RECORD
 
 cdef extern from *:
     """
@@ -99,12 +101,13 @@ cdef class Intake:
     cdef bint _async_serializers
     cdef object _check_usable
     cdef object _on_refused
+    cdef object _on_metadata_wait
     cdef bint _hash_keys
     cdef double _max_block
     cdef Py_ssize_t _certain_size
     cdef dict _lines
     cdef dict _absent
-    cdef int _filled
+    cdef Py_ssize_t _taken
     cdef bint _settling
     cdef object __weakref__
 

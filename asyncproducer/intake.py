@@ -15,8 +15,8 @@ import inspect
 import logging
 import re
 import warnings
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from threading import get_ident
 from time import monotonic, time_ns
@@ -45,6 +45,7 @@ from asyncproducer.errors import (
     RecordError,
     RecordTooLarge,
     SerializationError,
+    again,
 )
 from asyncproducer.net.buffer_pool import Ticket
 from asyncproducer.records import Record, RecordMetadata
@@ -78,9 +79,10 @@ logger = logging.getLogger("asyncproducer")
 #: How many records that waited for metadata are appended before the loop may turn.
 _SERVED_AT_ONCE = 500
 
-#: How often batches begin or become full in a loop of `await enqueue()` before it lets the
-#: event loop turn.
-_BATCHES_PER_TURN = 8
+#: How much a loop of `await enqueue()` may take in before it lets the event loop turn: bytes,
+#: where a record counts as so many more than it has. That is half a millisecond or less.
+_BYTES_PER_TURN = 524_288
+_BYTES_PER_RECORD = 400
 
 #: How many partitions must have a batch to send before a request leaves within a turn of the
 #: loop: fewer would make many small requests under load, more would leave brokers idle.
@@ -344,6 +346,7 @@ class Intake:
         value_serializer: RecordSerializer | None,
         check_usable: Callable[[], None],
         on_refused: Callable[[str], None],
+        on_metadata_wait: Callable[[float], None],
     ) -> None:
         self.accumulator = accumulator
         # asyncio's own loops only pass time.monotonic on: without the call in between.
@@ -374,6 +377,7 @@ class Intake:
         self._async_serializers = any(s.is_async for s in serializers)
         self._check_usable = check_usable
         self._on_refused = on_refused
+        self._on_metadata_wait = on_metadata_wait
         self._hash_keys = not config.partitioner_ignore_keys
         self._max_block = config.max_block_ms / 1000
         # Below this, key, value and headers fit whatever their lengths' encodings take.
@@ -382,10 +386,11 @@ class Intake:
         self._last_topic: str | None = None
         self._last_state: TopicState | None = None
         #: Records of topics that are not known yet, or whose line is being let in.
-        self._lines: dict[str, deque[Pending]] = {}
+        self._lines: dict[str, OrderedDict[Pending, None]] = {}
         #: Records for partitions that their topics do not have (yet).
-        self._absent: dict[str, deque[Pending]] = {}
-        self._filled = 0
+        self._absent: dict[str, OrderedDict[Pending, None]] = {}
+        #: What came in since the loop has turned.
+        self._taken = 0
         self._settling = False
 
     @property
@@ -408,7 +413,7 @@ class Intake:
         self._lines, self._absent = {}, {}
         for line in lines:
             for pending in line:
-                pending.fail(error)
+                pending.fail(again(error))
 
     def enter(
         self,
@@ -470,7 +475,7 @@ class Intake:
 
     def _turned(self) -> None:
         self._in_turn = False
-        self._filled = 0
+        self._taken = 0
 
     def _now(self) -> float:
         if COMPILED and self._plain_time:  # pragma: no cover - coverage sees no C
@@ -531,9 +536,16 @@ class Intake:
             when = timestamp_ms(timestamp)
         else:
             when = timestamp
+        self._taken += size + _BYTES_PER_RECORD
+        if self._taken > _BYTES_PER_TURN:
+            # Also where nothing can leave yet: it is the answers that must be read.
+            self._taken = 0
+            self.breathing = asyncio.current_task()
         accumulator = self.accumulator
         state = self._last_state
         if topic is not self._last_topic or state is None or not state.known:
+            if type(topic) is not str:
+                self.check_topic(topic)
             state = accumulator.topics.get(topic)
             self._last_state = state
             self._last_topic = topic
@@ -569,17 +581,13 @@ class Intake:
         if accumulator.fresh and not self._settling:
             self._settling = True
             self._loop.call_soon(self._settle)
-        # Also where they cannot leave yet: it is the answers that must be read.
-        self._filled += 1
-        if self._filled >= _BATCHES_PER_TURN:
-            self._filled = 0
-            self.breathing = asyncio.current_task()
         for node, line in accumulator.ready.items():
             # The connection has nothing to do, or there is enough for a request of decent
             # size: it leaves now, and the brokers work while the loop has not turned yet.
             enough = len(line) >= _BATCHES_PER_REQUEST and self._cluster.has_room(node)
             if enough or self._cluster.is_idle(node):
-                self._scheduler.step(self.loop_time())
+                # What fails there is not the caller's concern: the record is buffered.
+                self._scheduler.try_step(self.loop_time())
                 return
         accumulator.news = False
         self._scheduler.wake()
@@ -592,7 +600,7 @@ class Intake:
         if self._settling:
             self._loop.call_soon(self._settle)
         if accumulator.ready:
-            self._scheduler.step(now)
+            self._scheduler.try_step(now)
 
     def tell_news(self) -> None:
         """Somebody else than a caller of ours appended: let the scheduler know, if need be."""
@@ -600,6 +608,7 @@ class Intake:
             self._scheduler.wake()
 
     def _buffer_full(self) -> BufferFull:
+        self._pool.turned_away()
         return BufferFull(
             f"the buffer is full: {self._pool.available} of {self._pool.total} bytes are free and "
             f"{self._pool.waiting} senders wait; await enqueue() or send(), or raise buffer_memory"
@@ -665,7 +674,7 @@ class Intake:
         for lines in (self._lines, self._absent):
             line = lines.get(pending.topic)
             if line is not None and pending in line:
-                line.remove(pending)
+                del line[pending]
                 if not line:
                     del lines[pending.topic]
 
@@ -698,7 +707,8 @@ class Intake:
             denied = refusal  # when we last asked: it may have been granted since
         self._cluster.add_topic(topic)
         known = self._metadata.topic(topic) is not None
-        if known or self._metadata.topic_error(topic):
+        if line is None:
+            # Also where the topic is in use: the last answer may have left it out.
             self._cluster.request_update_for_topic(topic)
         if not wait or self._max_block == 0:
             if denied is not None:
@@ -706,10 +716,9 @@ class Intake:
             raise self.metadata_timeout(pending) if wait else self._not_ready(pending)
         pending.future = self._loop.create_future()
         pending.timer = self._loop.call_at(pending.deadline, self._metadata_timed_out, pending)
-        if line is not None:
-            line.append(pending)
-        else:
-            (self._absent if known else self._lines).setdefault(topic, deque()).append(pending)
+        if line is None:
+            line = (self._absent if known else self._lines).setdefault(topic, OrderedDict())
+        line[pending] = None
         return pending
 
     def _metadata_timed_out(self, pending: Pending) -> None:
@@ -771,7 +780,7 @@ class Intake:
                 error.code = code
                 raise error
             if self._cluster.fatal_error is not None:
-                raise self._cluster.fatal_error
+                raise again(self._cluster.fatal_error)
             return False
         return pending.partition is None or pending.partition < view.partition_count
 
@@ -848,9 +857,9 @@ class Intake:
         line = self._lines.get(topic)
         served = 0
         while line:
-            pending = line[0]
+            pending = next(iter(line))
             if pending.future is None or pending.future.done():
-                line.popleft()
+                del line[pending]
                 continue
             if served >= _SERVED_AT_ONCE:
                 self._loop.call_soon(self._serve_line, topic)
@@ -861,14 +870,16 @@ class Intake:
                     if self._metadata.topic(topic) is None:
                         return
                     # Only its partition is missing: those behind need not wait for that.
-                    line.popleft()
-                    self._absent.setdefault(topic, deque()).append(pending)
+                    del line[pending]
+                    self._absent.setdefault(topic, OrderedDict())[pending] = None
                     continue
-                line.popleft()
+                del line[pending]
+                # It came `max_block_ms` before its deadline.
+                left = pending.deadline - self.loop_time()
+                self._on_metadata_wait(max(0.0, self._max_block - left))
                 self._admit(pending)
             except Exception as error:
-                if line and line[0] is pending:
-                    line.popleft()
+                line.pop(pending, None)
                 pending.fail(error)
             served += 1
         self._lines.pop(topic, None)
@@ -879,20 +890,27 @@ class Intake:
         if view is None:
             return
         able: list[Pending] = []
-        rest: deque[Pending] = deque()
+        rest: OrderedDict[Pending, None] = OrderedDict()
         for pending in self._absent.pop(topic):
-            there = pending.partition is None or pending.partition < view.partition_count
-            (able if there else rest).append(pending)
+            if pending.partition is None or pending.partition < view.partition_count:
+                able.append(pending)
+            else:
+                rest[pending] = None
         if able:
             # In front: who came later for the same partition stands in the line, if at all.
-            self._lines.setdefault(topic, deque()).extendleft(reversed(able))
+            line = self._lines.setdefault(topic, OrderedDict())
+            for pending in reversed(able):
+                line[pending] = None
+                line.move_to_end(pending, last=False)
         if rest:
             self._absent[topic] = rest
             self._metadata.request_update_for_topic(topic)  # keep asking
 
     def check_topic(self, topic: Any) -> None:
         """Raises InvalidTopic for what no broker accepts as a name."""
-        if type(topic) is not str or not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        if type(topic) is not str:
+            raise InvalidTopic(f"topic must be a str, not {type(topic).__name__}: {topic!r}")
+        if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
             raise InvalidTopic(
                 f"topic {topic!r}: a topic's name has 1 to 249 of the characters "
                 "a-z, A-Z, 0-9, '.', '_' and '-'"
@@ -971,6 +989,9 @@ class Intake:
         wait: bool,
     ) -> Any:
         """The way of a record that interceptors look at."""
+        if headers is not None and not isinstance(headers, (Mapping, Sequence)):
+            # An iterator would be empty after the first look.
+            headers = header_list(headers)
         record = Record(topic, value, key, headers, partition, timestamp)
         for interceptor in self._interceptors:
             try:
@@ -1040,6 +1061,9 @@ class Intake:
 
     def serve_lines(self) -> None:
         """There is news from the cluster: let in whoever waited for it."""
+        for topic in (*self._absent, *self._lines):
+            # It is in use as long as somebody waits, however long that is.
+            self._cluster.add_topic(topic)
         for topic in list(self._absent):
             self._serve_absent(topic)
         for topic in list(self._lines):

@@ -18,22 +18,25 @@ import weakref
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from time import time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, Unpack
 
 from asyncproducer._implementation import IMPLEMENTATION
-from asyncproducer.config import ProducerConfig
+from asyncproducer.config import Options, ProducerConfig
 from asyncproducer.core.accumulator import Accumulator, Fence
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import NO_HEADERS
 from asyncproducer.core.compression import codec
 from asyncproducer.core.delivery import Delivery
 from asyncproducer.core.metadata import ClusterMetadata, MetadataChange, TopicMetadata
-from asyncproducer.core.metrics import Metrics
+from asyncproducer.core.metrics import APP_INFO, GAUGES, Metrics
 from asyncproducer.core.sequences import Sequences
 from asyncproducer.encoding import RecordSerializer
 from asyncproducer.errors import (
+    AuthorizationError,
     BatchDeliveryError,
+    BufferTimeout,
     ConfigError,
     ForkError,
     IllegalStateError,
@@ -43,6 +46,7 @@ from asyncproducer.errors import (
     ProducerClosed,
     ProducerNotStarted,
     WrongLoopError,
+    again,
 )
 from asyncproducer.intake import REFUSALS, Intake, Pending, running_loop
 from asyncproducer.net.buffer_pool import BufferPool
@@ -78,16 +82,28 @@ if TYPE_CHECKING:
     # With a default (PEP 696), so that Producer("localhost:9092") needs no annotation.
     K = TypeVar("K", default=Plain)
     V = TypeVar("V", default=Plain)
+    # For the classmethods: `Producer.from_config(...)` says nothing of K and V, which some type
+    # checkers take for their defaults there, whatever the serializers.
+    OtherK = TypeVar("OtherK", default=Plain)
+    OtherV = TypeVar("OtherV", default=Plain)
 else:
     from typing import TypeVar
 
     K = TypeVar("K")
     V = TypeVar("V")
+    OtherK = TypeVar("OtherK")
+    OtherV = TypeVar("OtherV")
 
 _FORKED: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
 
 
-_CLOSED_MEANWHILE = "the producer was closed while the record waited for room"
+_CLOSED_MEANWHILE = "the producer was closed while the record waited for metadata of its topic"
+
+#: Seconds after which a close that is not done says what it waits for.
+_SILENT_CLOSE = 1.0
+
+#: How many records of a send_many may be refused at once before the loop may turn.
+_REFUSED_AT_ONCE = 500
 
 
 class State(Enum):
@@ -108,6 +124,66 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.CLOSING: frozenset({State.CLOSED}),
     State.CLOSED: frozenset(),
 }
+
+
+class Unset(Enum):
+    """Stands for an argument that was not given, where None says something else."""
+
+    CLOSE_TIMEOUT = "close_timeout"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+class _Vain:
+    """What one send_many has waited for in vain, and does not wait for again until it is there.
+
+    Else each of a million records would wait `max_block_ms` for the same missing topic.
+    """
+
+    __slots__ = ("free", "memory", "refused", "topics")
+
+    def __init__(self) -> None:
+        #: Topic -> the error of the record that waited for it.
+        self.topics: dict[str, KafkaError] = {}
+        self.memory: BufferTimeout | None = None
+        #: How much memory was free then.
+        self.free = 0
+        #: How many records were refused because of this.
+        self.refused = 0
+
+
+def _check_interceptors(given: Any) -> tuple[Interceptor, ...]:
+    try:
+        interceptors = tuple(given)
+    except TypeError:
+        raise ConfigError(
+            f"interceptors must be a sequence of them, not of type {type(given).__name__}"
+        ) from None
+    for index, interceptor in enumerate(interceptors):
+        _check_methods(f"interceptors[{index}]", interceptor, ("on_send", "on_acknowledgement"))
+    return interceptors
+
+
+def _check_methods(argument: str, given: Any, names: tuple[str, ...]) -> None:
+    if isinstance(given, type):
+        raise ConfigError(f"{argument} is the class {given.__name__}: give an object of it")
+    missing = [name for name in names if not callable(getattr(given, name, None))]
+    if missing:
+        raise ConfigError(
+            f"{argument} is of type {type(given).__name__}, which has no {' and no '.join(missing)}"
+        )
+
+
+def _check_close_timeout(given: Any) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given >= 0:
+        raise ConfigError(
+            f"close_timeout={given!r}: must be a number of seconds, 0 or more, or None for "
+            "delivery_timeout_ms"
+        )
+    return given
 
 
 def _after_fork_in_child() -> None:
@@ -134,22 +210,34 @@ class Producer(Generic[K, V]):
     `(topic, value, headers) -> bytes`, plain or async; without one, `bytes`,
     `bytearray`, `memoryview`, `str` (as UTF-8) and None are taken as they are.
     `connector` opens the connections; the testing kit brings its own.
+
+    `close_timeout`: for how many seconds `close()` and the end of `async with` wait for
+    what is not acknowledged yet, also where the block is left by an exception: records
+    that were taken are not dropped because something else failed. None:
+    `delivery_timeout_ms` is the bound. 0: nothing is waited for.
     """
 
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] | None = None,
+        /,
         *,
         config: ProducerConfig | None = None,
         key_serializer: SerializerFunction[K] | None = None,
         value_serializer: SerializerFunction[V] | None = None,
         interceptors: Sequence[Interceptor] = (),
         connector: Connector | None = None,
-        **options: Any,
+        close_timeout: float | None = 30.0,
+        **options: Unpack[Options],
     ) -> None:
         self._state = State.CREATED
         if config is None:
             config = ProducerConfig.from_options(bootstrap_servers, **options)
+        elif not isinstance(config, ProducerConfig):
+            raise ConfigError(
+                f"config is of type {type(config).__name__}, not a ProducerConfig: for a mapping "
+                "with dotted names use Producer.from_config(...)"
+            )
         elif bootstrap_servers is not None or options:
             raise ConfigError(
                 "config and single options do not go together: use config.replace(...)"
@@ -157,10 +245,16 @@ class Producer(Generic[K, V]):
         self._config = config
         self._key_serializer = RecordSerializer.of(key_serializer, "key")
         self._value_serializer = RecordSerializer.of(value_serializer, "value")
-        self._interceptors = tuple(interceptors)
+        self._interceptors = _check_interceptors(interceptors)
+        if connector is not None:
+            _check_methods("connector", connector, ("resolve", "connect"))
         self._connector = connector
+        self._close_timeout = _check_close_timeout(close_timeout)
         self._client_id = config.resolve_client_id()
         self._max_block = config.max_block_ms / 1000
+        #: Where so much memory is free, any record finds room.
+        self._ample = min(max(config.batch_size, config.max_request_size), config.buffer_memory)
+        self._made_at_ms = time_ns() // 1_000_000
         self._forked = False
         self._pid = 0
         self._watchers: list[asyncio.Future[None]] = []
@@ -184,46 +278,55 @@ class Producer(Generic[K, V]):
         cls,
         mapping: Mapping[str, Any],
         *,
-        key_serializer: SerializerFunction[K] | None = None,
-        value_serializer: SerializerFunction[V] | None = None,
+        key_serializer: SerializerFunction[OtherK] | None = None,
+        value_serializer: SerializerFunction[OtherV] | None = None,
         interceptors: Sequence[Interceptor] = (),
         connector: Connector | None = None,
-        **over: Any,
-    ) -> Producer[K, V]:
+        close_timeout: float | None = 30.0,
+        **over: Unpack[Options],
+    ) -> Producer[OtherK, OtherV]:
         """A producer from dotted names, Java's (`linger.ms`) or librdkafka's.
 
         `over` are options in snake_case that win. The mapping is not changed.
         Raises ConfigError.
         """
-        return cls(
+        make: Any = cls  # which is the same class whatever its K and V
+        producer: Producer[OtherK, OtherV] = make(
             config=ProducerConfig.from_mapping(mapping, **over),
             key_serializer=key_serializer,
             value_serializer=value_serializer,
             interceptors=interceptors,
             connector=connector,
+            close_timeout=close_timeout,
         )
+        return producer
 
     @classmethod
     def from_env(
         cls,
         prefix: str = "KAFKA_",
         *,
-        key_serializer: SerializerFunction[K] | None = None,
-        value_serializer: SerializerFunction[V] | None = None,
+        key_serializer: SerializerFunction[OtherK] | None = None,
+        value_serializer: SerializerFunction[OtherV] | None = None,
         interceptors: Sequence[Interceptor] = (),
         connector: Connector | None = None,
-    ) -> Producer[K, V]:
+        close_timeout: float | None = 30.0,
+        **over: Unpack[Options],
+    ) -> Producer[OtherK, OtherV]:
         """A producer from environment variables: KAFKA_BOOTSTRAP_SERVERS, KAFKA_LINGER_MS ...
 
-        Raises ConfigError.
+        `over` are options in snake_case that win. Raises ConfigError.
         """
-        return cls(
-            config=ProducerConfig.from_env(prefix),
+        make: Any = cls  # as in from_config
+        producer: Producer[OtherK, OtherV] = make(
+            config=ProducerConfig.from_env(prefix, **over),
             key_serializer=key_serializer,
             value_serializer=value_serializer,
             interceptors=interceptors,
             connector=connector,
+            close_timeout=close_timeout,
         )
+        return producer
 
     # -- lifecycle -------------------------------------------------------------------------
 
@@ -252,7 +355,7 @@ class Producer(Generic[K, V]):
         or is cancelled, nothing is left open, and it may be tried again.
 
         Raises ConnectionFailed, AuthenticationError, UnsupportedVersionError; ProducerClosed
-        after close().
+        after close(); IllegalStateError while another task is starting it.
         """
         if self._state is State.RUNNING:
             self._check_usable()
@@ -286,7 +389,7 @@ class Producer(Generic[K, V]):
         config = self._config
         self._loop = loop
         self._loop_time = loop.time
-        self._pool = BufferPool(config.buffer_memory, loop=loop)
+        self._pool = BufferPool(config.buffer_memory, loop=loop, metrics=self._metrics)
         self._metadata = ClusterMetadata.from_config(config, random.random)
         connector = self._connector or TcpConnector(
             send_buffer_bytes=config.send_buffer_bytes,
@@ -301,12 +404,14 @@ class Producer(Generic[K, V]):
             random=random.random,
             on_change=self._on_change,
             on_metadata=self._on_metadata,
+            metrics=self._metrics,
         )
         self._sequences = Sequences() if config.enable_idempotence else None
         compression = config.compression_type
         self._accumulator = Accumulator(
             self._pool,
             batch_size=config.batch_size,
+            batch_max_bytes=min(config.batch_max_bytes, config.max_request_size),
             linger=config.linger_ms / 1000,
             delivery_timeout=config.delivery_timeout_ms / 1000,
             retry_backoff=ExponentialBackoff(
@@ -322,6 +427,7 @@ class Producer(Generic[K, V]):
             adaptive_linger=config.adaptive_linger,
             availability_timeout=config.partitioner_availability_timeout_ms / 1000,
             loop=loop,
+            trouble=lambda: self._scheduler.id_error or self._cluster.last_error,
         )
         self._scheduler = Scheduler(
             config,
@@ -347,6 +453,7 @@ class Producer(Generic[K, V]):
             value_serializer=self._value_serializer,
             check_usable=self._check_usable,
             on_refused=self._metrics.record_refused,
+            on_metadata_wait=self._metrics.metadata_waited,
         )
 
     def _not_started(self, *_: Any, **__: Any) -> Any:
@@ -365,14 +472,23 @@ class Producer(Generic[K, V]):
     ) -> None:
         await self.close()
 
-    async def close(self, timeout: float | None = 30.0) -> CloseReport:
+    async def close(self, timeout: float | Unset | None = Unset.CLOSE_TIMEOUT) -> CloseReport:
         """Send what is buffered, then end; at the latest after `timeout` seconds.
 
+        Without `timeout`, the Producer's `close_timeout` is the bound: 30 s unless it was
+        given. With None, `delivery_timeout_ms` is; with 0 nothing more is waited for. A
+        close that takes more than a second logs a warning that says what it waits for.
+
         From the moment of the call, `send` raises ProducerClosed, also for those who wait
-        for room. What has no end when the time is up fails with AbortedError. With 0
-        nothing more is waited for; with None, `delivery_timeout_ms` is the bound. Closing
-        again gives the same report. Cancelled: everything is given up at once, and closed.
+        for metadata or room. What has no end when the time is up fails with AbortedError.
+        Closing again gives the same report; of several who close at once, the one with the
+        least patience decides. Cancelled: everything is given up at once, and closed.
+
+        Raises ValueError (a negative timeout), IllegalStateError while another task is in
+        `start()` (cancel that task instead), WrongLoopError.
         """
+        if timeout is Unset.CLOSE_TIMEOUT:
+            timeout = self._close_timeout
         if timeout is not None and timeout < 0:
             raise ValueError(f"timeout={timeout}: a close cannot take less than 0 seconds")
         if self._state is State.CREATED:
@@ -396,6 +512,9 @@ class Producer(Generic[K, V]):
             self._closing = loop.create_task(
                 self._close(self._hurry), name=f"{self._client_id} close"
             )
+            if timeout is None or timeout > _SILENT_CLOSE:
+                telling = loop.call_later(_SILENT_CLOSE, self._tell_closing, timeout)
+                self._closing.add_done_callback(lambda _: telling.cancel())
         try:
             # Also where another task closes already, perhaps with more patience.
             await asyncio.wait([self._closing], timeout=timeout)
@@ -418,9 +537,25 @@ class Producer(Generic[K, V]):
         if self._hurry is not None and not self._hurry.done():
             self._hurry.set_result(None)
 
-    async def stop(self) -> CloseReport:
-        """The same as `close()`, for those who are used to aiokafka's name."""
-        return await self.close()
+    def _tell_closing(self, timeout: float | None) -> None:
+        """Somebody may sit at a terminal and wonder why it does not end."""
+        waiting = sum(batch.count for batch in self._accumulator.incomplete)
+        why = ""
+        if self._cluster.connected == 0 and self._cluster.last_error is not None:
+            why = f". No broker is connected: {self._cluster.last_error}"
+        logger.warning(
+            "closing: %d records are still to be acknowledged, waiting up to %s; close_timeout of "
+            "the Producer sets the limit, cancelling (another Ctrl-C) gives up at once%s",
+            waiting,
+            f"{self._config.delivery_timeout_ms / 1000:g} s (delivery_timeout_ms)"
+            if timeout is None
+            else f"{timeout:g} s",
+            why,
+        )
+
+    async def stop(self, timeout: float | Unset | None = Unset.CLOSE_TIMEOUT) -> CloseReport:
+        """The same as `close(timeout)`, for those who are used to aiokafka's name."""
+        return await self.close(timeout)
 
     async def _close(self, hurry: asyncio.Future[None]) -> CloseReport:
         """`hurry` ends the waiting: all is delivered, or a closer's time is up."""
@@ -430,16 +565,24 @@ class Producer(Generic[K, V]):
         self._accumulator.close(began)
         fence = Fence(self._finish_waiting)
         self._accumulator.begin_flush(fence, began)
-        self._scheduler.step(began)
+        self._scheduler.try_step(began)
         self._scheduler.wake()
         if fence.remaining and not hurry.done():
             await asyncio.wait([hurry])
-        aborted = self._scheduler.abort(
-            "the producer was closed before the brokers had acknowledged them "
-            f"(it waited for {loop.time() - began:.3f} s)",
-            None,
-            loop.time(),
-        )
+        aborted = 0
+        try:
+            aborted = self._scheduler.abort(
+                "the producer was closed before the brokers had acknowledged them "
+                f"(it waited for {loop.time() - began:.3f} s)",
+                None,
+                loop.time(),
+            )
+        finally:
+            await self._end(began, aborted)
+        return self._report
+
+    async def _end(self, began: float, aborted: int) -> None:
+        """Everything that runs ends, whatever went wrong before."""
         self._scheduler.stop()
         if self._impatient:
             self._cluster.abort()
@@ -454,10 +597,9 @@ class Producer(Generic[K, V]):
                 self._metrics.acknowledged,
                 self._metrics.failed,
                 aborted,
-                loop.time() - began,
+                self._loop_time() - began,
             )
             self._move(State.CLOSED)
-        return self._report
 
     def _abandon(self) -> CloseReport:
         """The event loop is gone, or we are in a forked child: only forget everything."""
@@ -469,7 +611,9 @@ class Producer(Generic[K, V]):
             for batch in self._accumulator.incomplete:
                 # Whoever waited on that loop will never run again.
                 batch.waiters = batch.fences = None
-            for batch in self._accumulator.abort("the event loop was closed", None, 0.0):
+            for batch in self._accumulator.abort(
+                "the event loop was closed", None, self._loop_time()
+            ):
                 self._metrics.records_failed(batch.topic, batch.count)
         self._close_plugins()
         self._report = CloseReport(self._metrics.acknowledged, self._metrics.failed, unsent, 0.0)
@@ -594,20 +738,32 @@ class Producer(Generic[K, V]):
     ) -> BatchResult:
         """Send many records and return when each of them has its end.
 
-        `records` are values, or `Record`s that bring key, headers and so on (and their own
-        topic where `topic` is None). They enter the buffer in the order given, and the
-        result has one entry per record in that order. A record that cannot be sent does not
-        stop the others.
+        `records` are values, or `Record`s that bring key, headers and so on. A Record's own
+        topic counts where `topic` is None; else it must be the same, or "". They enter the
+        buffer in the order given, and the result has one entry per record in that order. A
+        record that cannot be sent does not stop the others.
 
-        Raises BatchDeliveryError with all errors, unless `raise_on_error` is False. What is
-        raised by the iterable itself ends the sending; what was buffered goes on.
-        Cancelled: no further record is taken, what was buffered goes on.
+        Each record may wait for metadata and room, together at most `max_block_ms`: there is
+        no limit for all as long as they get in. But what one of them has waited for in vain,
+        its topic or room in the buffer, no later one waits for: until it is there, they fail
+        at once with the same kind of error, without being serialized.
+
+        Raises BatchDeliveryError with all errors, unless `raise_on_error` is False; TypeError
+        for a single record instead of several; ProducerStateError. What is raised by the
+        iterable itself ends the sending; what was buffered goes on. Cancelled: no further
+        record is taken, what was buffered goes on.
         """
+        if isinstance(records, (Record, str, bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"records is one {type(records).__name__}, not an iterable of records: "
+                "send_many(topic, [record]), or send(...) for a single one"
+            )
+        vain = _Vain()
         outcomes: list[Any]
         if isinstance(records, AsyncIterable):
-            outcomes = [await self._send_one(topic, record) async for record in records]
+            outcomes = [await self._send_one(topic, record, vain) async for record in records]
         else:
-            outcomes = [await self._send_one(topic, record) for record in records]
+            outcomes = [await self._send_one(topic, record, vain) for record in records]
         for outcome in outcomes:
             if type(outcome) is Delivery and not outcome.done():
                 try:
@@ -624,22 +780,72 @@ class Producer(Generic[K, V]):
             )
         return result
 
-    async def _send_one(self, topic: str | None, record: V | Record) -> Delivery | Exception:
+    async def _send_one(
+        self, topic: str | None, record: V | Record, vain: _Vain
+    ) -> Delivery | Exception:
+        partition: int | None = None
         try:
             if type(record) is Record:
+                partition = record.partition
+                if topic is None:
+                    topic = record.topic
+                elif record.topic and record.topic != topic:
+                    raise InvalidTopic(
+                        f"a Record for topic {record.topic!r} in a send_many to {topic!r}: give "
+                        "None as the topic for all, and each Record goes to its own"
+                    )
+            elif topic is None:
+                raise InvalidTopic("without a topic for all, each record must be a Record")
+            if vain.topics or vain.memory is not None:
+                error = await self._still_vain(topic, partition, vain)
+                if error is not None:
+                    return error
+            if type(record) is Record:
                 return await self.enqueue(
-                    topic if topic is not None else record.topic,
+                    topic,
                     record.value,
                     key=record.key,
                     headers=record.headers,
                     partition=record.partition,
                     timestamp=record.timestamp,
                 )
-            if topic is None:
-                raise InvalidTopic("without a topic for all, each record must be a Record")
             return await self.enqueue(topic, record)  # type: ignore[arg-type]
         except REFUSALS as error:
+            if isinstance(error, BufferTimeout):
+                vain.memory = error
+                vain.free = self._pool.available
+            elif isinstance(error, (MetadataTimeout, AuthorizationError)) and topic is not None:
+                vain.topics[topic] = error
             return error
+
+    async def _still_vain(
+        self, topic: str, partition: int | None, vain: _Vain
+    ) -> KafkaError | None:
+        """The error of a record that would wait for what an earlier one waited for in vain."""
+        error: KafkaError | None = vain.topics.get(topic)
+        if error is not None:
+            view = self._metadata.topic(topic)
+            if view is None or (type(partition) is int and partition >= view.partition_count):
+                # It may appear yet, for records that come later.
+                self._cluster.add_topic(topic)
+                self._cluster.request_update_for_topic(topic)
+            else:
+                error = None
+        if error is None and vain.memory is not None:
+            free = self._pool.available
+            if free > vain.free or free >= self._ample:
+                vain.memory = None  # the brokers go on: there is something to wait for
+            error = vain.memory
+        if error is None:
+            return None
+        self._check_usable()
+        self._metrics.record_refused(topic)
+        vain.refused += 1
+        if vain.refused % _REFUSED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        fresh = again(error)
+        fresh.args = (f"as with an earlier record of this send_many: {error}",)
+        return fresh
 
     # -- news from the cluster --------------------------------------------------------------
 
@@ -666,9 +872,13 @@ class Producer(Generic[K, V]):
         error = self._scheduler.fatal_error
         if error is not None and self._intake is not None:
             self._intake.close(error)
+            self._pool.close(error)
         self._wake_watchers()
 
     def _on_change(self) -> None:
+        if self._intake is not None and self._cluster.fatal_error is not None:
+            # Who waits for metadata waits in vain.
+            self._intake.serve_lines()
         self._wake_watchers()
         self._scheduler.wake()
 
@@ -684,7 +894,7 @@ class Producer(Generic[K, V]):
             if self._state is not State.RUNNING:
                 raise ProducerClosed(f"the producer was closed while waiting for {what}")
             if self._scheduler.fatal_error is not None:
-                raise self._scheduler.fatal_error
+                raise again(self._scheduler.fatal_error)
             watcher = self._future()
             self._watchers.append(watcher)
             try:
@@ -694,6 +904,10 @@ class Producer(Generic[K, V]):
                 raise MetadataTimeout(
                     f"{what}: not within {round(self._max_block * 1000)} ms (max_block_ms)"
                 ) from self._cluster.fatal_error
+            finally:
+                # Still there if it was not woken: too late, or cancelled.
+                if watcher in self._watchers:
+                    self._watchers.remove(watcher)
 
     # -- checks ----------------------------------------------------------------------------
 
@@ -720,7 +934,7 @@ class Producer(Generic[K, V]):
                 "producer.portal() from other threads"
             )
         if self._scheduler.fatal_error is not None:
-            raise self._scheduler.fatal_error
+            raise again(self._scheduler.fatal_error)
 
     # -- everything else -------------------------------------------------------------------
 
@@ -729,8 +943,12 @@ class Producer(Generic[K, V]):
 
         Records that are sent meanwhile are not waited for. Failed records do not fail the
         flush: their deliveries tell. Cancelled, or TimeoutError after `timeout` seconds:
-        the records go on.
+        the records go on. Without `timeout` it ends when `delivery_timeout_ms` is over.
+
+        Raises TimeoutError, ValueError (a negative timeout), ProducerStateError.
         """
+        if timeout is not None and timeout < 0:
+            raise ValueError(f"timeout={timeout}: a flush cannot take less than 0 seconds")
         self._check_usable()
         passed = self._future()
         fence = Fence(lambda: None if passed.done() else passed.set_result(None))
@@ -756,7 +974,8 @@ class Producer(Generic[K, V]):
     async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
         """The partitions of a topic and their leaders, waiting for metadata if need be.
 
-        Raises MetadataTimeout after `max_block_ms`, InvalidTopic, AuthorizationError.
+        Waits at most `max_block_ms`. Cancelled: only this wait ends. Raises MetadataTimeout,
+        InvalidTopic, AuthorizationError, ProducerStateError (also if closed meanwhile).
         """
         intake = self._usable_intake()
         intake.check_topic(topic)
@@ -774,6 +993,7 @@ class Producer(Generic[K, V]):
     async def _view(self, intake: Intake, topic: str, deadline: float) -> TopicMetadata:
         pending = Pending(intake, topic, None, 0, None, None, NO_HEADERS, deadline)
         self._cluster.add_topic(topic)
+        began = self._loop_time()
         stale = -1
         if self._metadata.topic_error(topic):
             # What was wrong with it may have been mended since.
@@ -781,6 +1001,7 @@ class Producer(Generic[K, V]):
             self._cluster.request_update_for_topic(topic)
 
         def known() -> bool:
+            self._cluster.add_topic(topic)  # it is in use as long as somebody waits
             return self._metadata.version != stale and intake.ready(pending)
 
         try:
@@ -791,14 +1012,16 @@ class Producer(Generic[K, V]):
         view = self._metadata.topic(topic)
         if view is None:
             raise IllegalStateError(f"topic {topic!r} vanished in the moment it appeared")
+        self._metrics.metadata_waited(self._loop_time() - began)
         return view
 
     async def warm_up(self, *topics: str) -> None:
         """Fetch what the first records to `topics` would have to wait for.
 
         Their metadata, connections to the leaders of their partitions, and the producer id.
-        Waits at most `max_block_ms`. Raises MetadataTimeout, InvalidTopic,
-        AuthorizationError.
+        Waits at most `max_block_ms`. Cancelled: what is fetched already stays. Raises
+        MetadataTimeout, InvalidTopic, AuthorizationError, ProducerStateError (also if closed
+        meanwhile).
         """
         intake = self._usable_intake()
         deadline = self._loop_time() + self._max_block
@@ -828,24 +1051,22 @@ class Producer(Generic[K, V]):
         """A snapshot of the producer's metrics, by Java's names in snake_case.
 
         Cheap; callable in every state. Per-topic and per-node metrics have their tag behind
-        a colon: `record_send_total:topic=orders`.
+        a colon: `record_send_total:topic=orders`. All of them are in docs/metrics.md.
         """
-        gauges: dict[str, float] = {}
+        from asyncproducer import __version__  # above, it would import this module again
+
         now = 0.0
+        gauges = dict.fromkeys(GAUGES, 0.0)
+        gauges["buffer_total_bytes"] = gauges["buffer_available_bytes"] = self._config.buffer_memory
         if self._loop is not None:
             now = self._loop_time()
-            statistics = self._pool.statistics()
-            gauges = {
-                "buffer_total_bytes": statistics.total,
-                "buffer_available_bytes": statistics.available,
-                "waiting_threads": statistics.waiting,
-                "buffer_exhausted_total": statistics.exhausted,
-                "bufferpool_wait_time_ns_total": statistics.waited_seconds * 1e9,
-                "requests_in_flight": self._cluster.in_flight,
-                "connection_count": self._cluster.connected,
-                "metadata_age": self._metadata.age(now),
-            }
-        return self._metrics.snapshot(now) | gauges
+            gauges["buffer_available_bytes"] = self._pool.available
+            gauges["waiting_threads"] = self._pool.waiting
+            gauges["requests_in_flight"] = self._cluster.in_flight
+            gauges["metadata_age"] = self._metadata.age(now)
+        gauges["start_time_ms"] = self._made_at_ms
+        gauges[f"{APP_INFO}:version={__version__}"] = 1.0
+        return self._metrics.snapshot(now, gauges)
 
     @property
     def health(self) -> Health:
@@ -859,8 +1080,12 @@ class Producer(Generic[K, V]):
             problem = str(self._scheduler.fatal_error)
         elif self._cluster.fatal_error is not None:
             problem = str(self._cluster.fatal_error)
+        elif self._scheduler.id_error is not None:
+            problem = f"there is no producer id yet: {self._scheduler.id_error}"
         elif self._state is not State.RUNNING:
             problem = f"the producer is {self._state.value}"
+        elif self._loop.is_closed():
+            problem = "the event loop of the producer is closed"
         elif self._cluster.connected == 0 and self._cluster.last_error is not None:
             # Without an error, nobody has needed a connection yet, or for long.
             problem = f"no broker is connected: {self._cluster.last_error}"
@@ -879,7 +1104,11 @@ class Producer(Generic[K, V]):
         )
 
     def portal(self) -> Portal[K, V]:
-        """A handle through which other threads can use this producer. Needs a started one."""
+        """A handle through which other threads can use this producer.
+
+        May be asked for in any thread, while the producer runs. Raises ProducerNotStarted,
+        ProducerClosed, ForkError.
+        """
         self._check_process()
         if self._loop is None or self._state is not State.RUNNING:
             self._check_usable()

@@ -72,6 +72,7 @@ class RecordMetadata(NamedTuple):
 class Record(NamedTuple):
     """A record as `send_many` and interceptors see it: before serialization.
 
+    `topic` may be "" where `send_many` is given one for all.
     `timestamp` is ms since 1970 or an aware datetime; None means now.
     `partition` None lets the partitioner choose.
     """

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from asyncproducer import KafkaError, Producer
 from asyncproducer.integrations.fastapi import get_producer, lifespan, readiness
+from asyncproducer.serializers import json_serializer
 
 SERVERS = os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092")
 
@@ -30,14 +31,13 @@ class Place(BaseModel):
     offset: int
 
 
-def order_json(order: Order) -> bytes:
-    return order.model_dump_json().encode()
-
-
 def make_producer() -> Producer[str, Order]:
     # A client waits for each answer: give up earlier than the two minutes that are the default.
     return Producer(
-        SERVERS, value_serializer=order_json, delivery_timeout_ms=10_000, request_timeout_ms=5_000
+        SERVERS,
+        value_serializer=json_serializer,  # takes pydantic models
+        delivery_timeout_ms=10_000,
+        request_timeout_ms=5_000,
     )
 
 

@@ -2,9 +2,10 @@
 
 KAFKA_BOOTSTRAP_SERVERS=localhost:9092 python examples/04_consume_transform_produce.py
 
-asyncproducer only produces; the consumer is aiokafka's. The order is what matters: the place in
-the source is noted after the results are acknowledged. A crash in between repeats some records
-and never loses one. (Exactly once needs transactions, which asyncproducer does not have yet.)
+It runs until Ctrl-C. asyncproducer only produces; the consumer is aiokafka's. The order is what
+matters: the place in the source is noted after the results are acknowledged. A crash in between
+repeats some records and never loses one. (Exactly once needs transactions, which asyncproducer does
+not have yet.)
 
 The place is kept as a record in a topic, so this works without a consumer group, for one
 process. To share the partitions among several, let a group assign them: give the consumer
@@ -68,4 +69,9 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        # main() was cancelled where it waited, and the producer sent what it had before it closed.
+        # What was not noted is done again.
+        print("stopped")

@@ -1,7 +1,10 @@
 """Tests of a service that sends: on an embedded cluster, with faults, in virtual time.
 
-pip install pytest pytest-asyncio
+pip install asyncproducer pytest pytest-asyncio
 pytest examples/06_testing_your_service.py
+
+Or copy it among your own tests, as test_shop.py: there is nothing to set. For a FastAPI
+application see "Its tests" in README.md.
 
 No Kafka, no Docker, no port, no waiting: two minutes of timeout take milliseconds.
 """

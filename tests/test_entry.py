@@ -230,7 +230,7 @@ async def test_cancelled_while_it_waits_nothing_is_sent(
 
 
 async def test_no_room_in_time(cluster: EmbeddedCluster, new_producer: New) -> None:
-    producer = new_producer(**FULL, max_block_ms=20)
+    producer = new_producer(**FULL, max_block_ms=1000)
     intake = await running(producer)
     cluster.pause(1)
     cluster.pause(2)
@@ -278,14 +278,25 @@ async def test_an_exception_thrown_in_before_it_began(new_producer: New) -> None
         await task
 
 
-async def test_a_long_loop_lets_others_run(cluster: EmbeddedCluster, new_producer: New) -> None:
-    """Without ever waiting for room: answers must be read."""
-    producer = new_producer(batch_size=200)
+@pytest.mark.parametrize("direct", [False, True])
+async def test_a_long_loop_lets_others_run(
+    cluster: EmbeddedCluster, new_producer: New, direct: bool
+) -> None:
+    """Without ever waiting for room: answers must be read, here after about a thousand records."""
+    producer = new_producer()
     intake = await running(producer)
+    enqueue: Any = intake.enqueue if direct else producer.enqueue
+    loop = asyncio.get_running_loop()
     turns: list[int] = []
-    asyncio.get_running_loop().call_soon(turns.append, 1)
-    for _ in range(100):
-        await intake.enqueue("t", bytes(90))
-    assert turns == [1]
+
+    def turn(number: int) -> None:
+        turns.append(number)
+        if number < 100:
+            loop.call_soon(turn, number + 1)
+
+    loop.call_soon(turn, 1)
+    for _ in range(2200):
+        await enqueue("t", bytes(100))
+    assert turns == [1, 2]
     await producer.flush()
-    assert len(values(cluster)) == 100
+    assert len(values(cluster)) == 2200

@@ -207,6 +207,20 @@ async def test_consume_transform_produce(cluster: EmbeddedCluster) -> None:
     assert values(cluster, "invoices") == expected
 
 
+@needs_signals
+async def test_consume_transform_produce_ends_with_ctrl_c(cluster: EmbeddedCluster) -> None:
+    async with (
+        Producer(cluster.bootstrap_servers) as producer,
+        example("04_consume_transform_produce.py", cluster.bootstrap_servers) as process,
+    ):
+        await line(process, "^ready$")
+        await producer.send("orders", "tea")
+        await line(process, "done up to 1$")
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert (process.returncode, out, err) == (0, b"stopped\n", b"")
+
+
 async def test_serializers_and_headers(cluster: EmbeddedCluster) -> None:
     lines = await run("05_serializers_and_headers.py", cluster)
     assert lines[0] == "vip alice: partition 0"
@@ -236,6 +250,24 @@ async def test_testing_your_service(tmp_path: Path) -> None:
     async with asyncio.timeout(PATIENCE):
         out, _ = await process.communicate()
     assert "4 passed" in out.decode(), out.decode()
+
+
+async def test_testing_your_service_runs_in_the_checkout() -> None:
+    """As its header says: with pytest and pytest-asyncio alone. Our own settings need more."""
+    name = "examples/06_testing_your_service.py"
+    plugin = [] if _installed() else ["-p", "asyncproducer.testing.plugin"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:timeout"),
+        *(*plugin, name),
+        env={**os.environ, "PYTHONPATH": str(Path(asyncproducer.__file__).parents[1])},
+        cwd=EXAMPLES.parent,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    async with asyncio.timeout(PATIENCE):
+        out, err = await process.communicate()
+    assert "4 passed" in out.decode(), (out + err).decode()
+    assert "warning" not in (out + err).decode().lower()
 
 
 def _installed() -> bool:

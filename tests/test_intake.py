@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import struct
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +17,7 @@ from asyncproducer import (
     AuthenticationError,
     AuthorizationError,
     BrokerError,
+    BrokerRejected,
     BufferFull,
     BufferTimeout,
     Delivery,
@@ -32,15 +35,25 @@ from asyncproducer import (
     RecordTooLarge,
     SerializationError,
 )
+from asyncproducer import intake as module
 from asyncproducer.core.partitioner import partition_for_key
+from asyncproducer.core.wire import ApiKey
 from asyncproducer.encoding import MAX_TIMESTAMP
+from asyncproducer.intake import Pending
+from asyncproducer.net.cluster import Cluster
+from asyncproducer.net.frames import FrameReader, frame
 from asyncproducer.plugins import TopicView
 from asyncproducer.records import Header
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
+from asyncproducer.testing.handlers import APIS, Call
+from asyncproducer.testing.node import Listener
 
 pytestmark = pytest.mark.virtual_time
 
 New = Callable[..., Producer[Any, Any]]
+
+COMPILED = not str(module.__file__).endswith(".py")
+CODEC_IDS = {"gzip": 1, "lz4": 3}
 
 
 def values(cluster: EmbeddedCluster, topic: str, partition: int = 0) -> list[bytes | None]:
@@ -118,6 +131,88 @@ async def test_idle_topic_is_forgotten_and_asked_for_again(
         with pytest.raises(MetadataNotReady, match="not known yet"):
             producer.send_nowait("t", b"too early")
         assert (await producer.send("t", b"2")).offset == 1
+
+
+@pytest.fixture
+def leave_out(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Topics about which the answers to Metadata say nothing, not even an error."""
+    names: set[str] = set()
+    handle = APIS[ApiKey.METADATA].handle
+
+    def metadata(call: Call) -> Any:
+        response = handle(call)
+        assert isinstance(response, dict)
+        topics = [topic for topic in response["topics"] if topic["name"] not in names]
+        return {**response, "topics": topics}
+
+    monkeypatch.setitem(APIS, ApiKey.METADATA, APIS[ApiKey.METADATA]._replace(handle=metadata))
+    return names
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("partition", [None, 0])
+async def test_topic_that_answers_leave_out_is_asked_for_again(
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    leave_out: set[str],
+    partition: int | None,
+    times: int,
+) -> None:
+    """Brokers say at least why not. One that does not (it starts up, or there is a proxy) must
+    not make the topic unknown until the metadata is old."""
+    async with new_producer(max_block_ms=10_000) as producer:
+        for number in range(times):
+            await producer.send("t", b"%d" % number, partition=partition)
+            leave_out.add("t")
+            producer._cluster.request_update()
+            while producer._metadata.topic("t") is not None:  # noqa: ASYNC110 there is no event
+                await asyncio.sleep(0.1)
+            leave_out.clear()
+            began = now()
+            await producer.send("t", b"again", partition=partition)
+            assert now() - began < 2  # the longest backoff is a second
+    assert len(values(cluster, "t")) == 2 * times
+
+
+@pytest.mark.parametrize("call", ["send", "send_nowait"])
+async def test_sending_to_a_topic_in_use_that_is_not_known_asks_for_it(
+    new_producer: New, leave_out: set[str], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Whether or not the last answer had an error for it."""
+    async with new_producer(max_block_ms=0) as producer:
+        await producer.warm_up("t4")
+        leave_out.add("t")
+        with pytest.raises(MetadataTimeout):
+            await producer.send("t", b"in use from now on")
+        await asyncio.sleep(1)
+        assert producer._metadata.topic_error("t") == 0
+        asked: list[str] = []
+        monkeypatch.setattr(Cluster, "request_update_for_topic", lambda _, name: asked.append(name))
+        with pytest.raises(MetadataNotReady):
+            await getattr(producer, call)("t", b"value")
+        assert asked == ["t"]
+
+
+@pytest.mark.parametrize("call", ["send", "send to a partition", "partitions_for", "warm_up"])
+async def test_topic_that_somebody_waits_for_is_not_idle(
+    cluster: EmbeddedCluster, new_producer: New, call: str
+) -> None:
+    """KP-05, PM-03: it is asked for until max_block_ms, also beyond metadata_max_idle_ms."""
+    async with new_producer(metadata_max_idle_ms=5000) as producer:
+        asks: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "send": lambda: producer.send("late", b"value"),
+            "send to a partition": lambda: producer.send("t", b"value", partition=1),
+            "partitions_for": lambda: producer.partitions_for("late"),
+            "warm_up": lambda: producer.warm_up("late"),
+        }
+        waiting = asyncio.create_task(asks[call]())
+        await asyncio.sleep(20)
+        assert not waiting.done()
+        cluster.create_topic("late")
+        cluster.add_partitions("t", 2)
+        began = now()
+        await waiting
+        assert now() - began < 2  # the longest backoff is a second
 
 
 async def test_partition_out_of_range_waits_for_expansion(
@@ -209,7 +304,7 @@ async def test_topic_names_that_no_broker_accepts(new_producer: New, topic: Any)
     """KP-08: refused before anybody is asked."""
     async with new_producer() as producer:
         began = now()
-        with pytest.raises(InvalidTopic, match="a topic's name has 1 to 249"):
+        with pytest.raises(InvalidTopic, match="a topic's name has 1 to 249|topic must be a str"):
             await producer.send(topic, b"value")
         assert now() == began
 
@@ -225,6 +320,31 @@ async def test_denied_topic_is_asked_for_again(cluster: EmbeddedCluster, new_pro
         assert (await producer.send("t", b"value")).offset == 0
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_denied_write_is_told_by_the_delivery(
+    cluster: EmbeddedCluster, new_producer: New, idempotent: bool
+) -> None:
+    """IT-17: of that topic only, at once, and until it is granted."""
+    denied = cluster.inject("produce", error="TOPIC_AUTHORIZATION_FAILED", topic="t", times=None)
+    async with new_producer(enable_idempotence=idempotent) as producer:
+        for _ in range(2):
+            await producer.warm_up("t", "t4")
+            began = now()
+            forbidden = producer.send_nowait("t", b"forbidden")
+            allowed = producer.send_nowait("t4", b"allowed", partition=0)
+            with pytest.raises(BrokerRejected) as caught:
+                await forbidden
+            assert caught.value.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            assert (caught.value.topic, caught.value.persisted) == ("t", "no")
+            assert isinstance(caught.value.__cause__, BrokerError)
+            await allowed
+            assert now() - began < 0.1
+        denied.remove()
+        assert (await producer.send("t", b"granted")).offset == 0
+    assert values(cluster, "t") == [b"granted"]
+    assert values(cluster, "t4") == [b"allowed", b"allowed"]
+
+
 async def test_denied_topic_without_waiting(cluster: EmbeddedCluster, new_producer: New) -> None:
     cluster.inject("metadata", error="TOPIC_AUTHORIZATION_FAILED", topic="t")
     async with new_producer() as producer:
@@ -236,22 +356,158 @@ async def test_denied_topic_without_waiting(cluster: EmbeddedCluster, new_produc
         await producer.send_nowait("t", b"value")
 
 
-async def test_refused_credentials_are_told_at_once(
+class SaslGate(asyncio.Protocol):
+    """Stands before a broker, and lets nobody through without a password (PLAIN)."""
+
+    def __init__(self, broker: asyncio.Protocol, passwords: Mapping[str, str]) -> None:
+        self._broker = broker
+        self._passwords = passwords
+        self._frames = FrameReader()
+        self._passed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._passed:
+            self._broker.data_received(data)
+            return
+        for request in self._frames.feed(data):
+            self._answer(bytes(request))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._passed:
+            self._broker.connection_lost(exc)
+
+    def _answer(self, request: bytes) -> None:
+        api_key, _, correlation_id, client_id_length = struct.unpack_from(">hhih", request)
+        body = request[10 + client_id_length :]
+        answer = b""
+        refused = False
+        match api_key:
+            case ApiKey.API_VERSIONS:
+                spoken = [(ApiKey.API_VERSIONS, 0), (ApiKey.SASL_HANDSHAKE, 1)]
+                spoken.append((ApiKey.SASL_AUTHENTICATE, 1))
+                entries = [struct.pack(">hhh", key, 0, highest) for key, highest in spoken]
+                answer = struct.pack(">hi", 0, len(entries)) + b"".join(entries)
+            case ApiKey.SASL_HANDSHAKE:
+                answer = struct.pack(">hih", 0, 1, 5) + b"PLAIN"
+            case ApiKey.SASL_AUTHENTICATE:
+                _, name, password = body[4:].decode().split("\0")
+                refused = self._passwords.get(name) != password
+                code = ErrorCode.SASL_AUTHENTICATION_FAILED if refused else ErrorCode.NONE
+                text = b"Invalid username or password" if refused else b""
+                answer = struct.pack(">hh", code, len(text)) + text + struct.pack(">iq", 0, 0)
+                self._passed = not refused
+        self._transport.write(frame(struct.pack(">i", correlation_id) + answer))
+        if self._passed:
+            self._broker.connection_made(self._transport)
+        elif refused:
+            self._transport.close()
+
+
+class GuardedCluster(EmbeddedCluster):
+    """A cluster with a gate before each broker."""
+
+    def __init__(self, passwords: Mapping[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._passwords = passwords
+
+    async def _listen(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.Protocol]
+    ) -> Listener:
+        return await super()._listen(
+            host, port, lambda: SaslGate(protocol_factory(), self._passwords)
+        )
+
+
+@pytest.mark.parametrize("strategy", ["rebootstrap", "none"])
+async def test_refused_credentials_are_told_at_once(network: MemoryNetwork, strategy: str) -> None:
+    """IT-18: by start, and to those who wait for a topic or come then, however they ask;
+    until the credentials are there."""
+    passwords = {"bob": "another"}
+    async with GuardedCluster(
+        passwords, topics={"t": 1, "new": 1}, network=network, auto_create_topics=False
+    ) as cluster:
+        producer: Producer[Any, Any] = Producer(
+            cluster.bootstrap_servers,
+            connector=network,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="PLAIN",
+            sasl_username="alice",
+            sasl_password="secret",
+            metadata_recovery_strategy=strategy,
+        )
+
+        def calls(topic: str) -> list[asyncio.Task[Any]]:
+            asks: list[Coroutine[Any, Any, Any]] = [
+                producer.send(topic, b"value"),
+                producer.partitions_for(topic),
+                producer.warm_up(topic),
+            ]
+            return [asyncio.create_task(ask) for ask in asks]
+
+        async def all_are_refused(tasks: list[asyncio.Task[Any]], *, within: float) -> None:
+            began = now()
+            for task in tasks:
+                with pytest.raises(AuthenticationError, match="PLAIN: Invalid username") as caught:
+                    await task
+                assert caught.value.code == ErrorCode.SASL_AUTHENTICATION_FAILED
+            assert now() - began <= within
+
+        await all_are_refused([asyncio.create_task(producer.start())], within=0.1)
+        passwords["alice"] = "secret"
+        async with producer:
+            assert (await producer.send("t", b"first")).offset == 0
+
+            waiting = calls("missing")
+            await asyncio.sleep(1)
+            passwords["alice"] = "changed"
+            cluster.kill_connections(1)
+            await all_are_refused(waiting, within=1)
+            await all_are_refused(calls("new"), within=0)
+            assert not producer.health.ready
+            assert "Invalid username" in str(producer.health.problem)
+
+            passwords["alice"] = "secret"
+            await asyncio.sleep(3)  # a second is the longest backoff
+            assert producer.health.ready
+            for task in calls("new"):
+                await task
+            assert (await producer.send("t", b"second")).offset == 1
+        assert values(cluster, "new") == [b"value"]
+
+
+async def test_each_who_is_told_of_a_refusal_has_an_error_of_his_own(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
-    """IT-18: to those who wait for a topic, and to those who come; until they are taken again."""
+    """One that all of them raise would collect their tracebacks, and the values in there."""
+
+    def length(error: BaseException) -> int:
+        return sum(1 for _ in traceback.walk_tb(error.__traceback__))
+
     refusal = AuthenticationError("wrong password")
-    async with new_producer(max_block_ms=1000) as producer:
-        waiting = asyncio.create_task(producer.send("missing", b"value"))
-        await asyncio.sleep(0.95)
+    refusal.code = ErrorCode.SASL_AUTHENTICATION_FAILED
+    cluster.inject("metadata", no_answer=True, times=None)
+    async with new_producer(max_block_ms=10_000) as producer:
+        waiting = [asyncio.create_task(producer.send("t", b"%d" % n)) for n in range(20)]
+        waiting += [asyncio.create_task(producer.partitions_for("t")) for _ in range(20)]
+        await asyncio.sleep(1)
         producer._cluster.fatal_error = refusal
-        with pytest.raises(AuthenticationError):
-            await producer.send("t", b"value")
-        assert producer.health.problem == "wrong password"
-        with pytest.raises((AuthenticationError, MetadataTimeout)):
-            await waiting
+        producer._on_change()
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        for _ in range(20):
+            with pytest.raises(AuthenticationError) as caught:
+                producer.send_nowait("t", b"value")
+            errors.append(caught.value)
+        assert {(type(e), str(e), getattr(e, "code", None)) for e in errors} == {
+            (AuthenticationError, "wrong password", ErrorCode.SASL_AUTHENTICATION_FAILED)
+        }
+        assert len({id(error) for error in (*errors, refusal)}) == 61
+        assert [len({length(e) for e in errors[at : at + 20]}) for at in (0, 20, 40)] == [1, 1, 1]
+        assert refusal.__traceback__ is None
         producer._cluster.fatal_error = None
-        await producer.send("t", b"value")
 
 
 async def test_timeout_without_an_answer_names_the_refusal(
@@ -329,6 +585,7 @@ async def test_closing_releases_who_waits_for_metadata(new_producer: New) -> Non
     for task in (unknown, absent):
         with pytest.raises(ProducerClosed, match="closed while the record waited"):
             await task
+    assert unknown.exception() is not absent.exception()
 
 
 # -- partitions --------------------------------------------------------------------------------
@@ -626,7 +883,12 @@ async def test_largest_record_is_sent(cluster: EmbeddedCluster, new_producer: Ne
 
 
 #: Room for five batches of one record of 100 bytes.
-TINY: dict[str, Any] = {"buffer_memory": 1000, "batch_size": 200, "linger_ms": 0}
+TINY: dict[str, Any] = {
+    "buffer_memory": 1000,
+    "batch_size": 200,
+    "batch_max_bytes": 0,
+    "linger_ms": 0,
+}
 
 
 async def fill(
@@ -649,6 +911,51 @@ async def test_full_buffer_times_out(cluster: EmbeddedCluster, new_producer: New
         assert metrics["buffer_exhausted_total"] == 1
         assert metrics["record_error_total"] == 1
         assert metrics["waiting_threads"] == 0
+        cluster.resume(1)
+        assert [(await delivery).offset for delivery in sent] == [0, 1, 2, 3, 4]
+
+
+async def test_longest_possible_patience(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """RA-31: a deadline of now + 2^63-1 ms is far away, and neither past nor an error."""
+    async with new_producer(
+        **TINY, max_block_ms=2**63 - 1, delivery_timeout_ms=2**31 - 1
+    ) as producer:
+        sent = await fill(cluster, producer)
+        waiting: list[asyncio.Task[Any]] = [
+            asyncio.create_task(producer.send("t", bytes(100))),
+            asyncio.create_task(producer.send("late", b"value")),
+            asyncio.create_task(producer.partitions_for("late")),
+            asyncio.create_task(producer.warm_up("late")),
+        ]
+        await asyncio.sleep(3600)
+        assert not any(task.done() for task in waiting)
+        cluster.create_topic("late")
+        cluster.resume(1)
+        await asyncio.gather(*waiting)
+        assert [(await delivery).offset for delivery in sent] == [0, 1, 2, 3, 4]
+        assert (waiting[0].result().offset, waiting[1].result().offset) == (5, 0)
+
+
+async def test_without_patience_what_is_there_is_tried(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """RA-31, KP-35: the first try for room takes no time, so it has no deadline; there is no
+    second one. Only that counts as an exhausted buffer, and a missing topic does not."""
+    async with new_producer(**TINY, max_block_ms=0) as producer:
+        with pytest.raises(MetadataTimeout):
+            await producer.send("missing", bytes(100))
+        with pytest.raises(MetadataTimeout):
+            await producer.send("t", bytes(100))
+        assert producer.metrics()["buffer_exhausted_total"] == 0
+        await asyncio.sleep(1)
+        began = now()
+        cluster.pause(1)
+        sent = [await producer.enqueue("t", b"%0100d" % number) for number in range(5)]
+        for failures in range(1, 4):
+            with pytest.raises(BufferTimeout):
+                await producer.send("t", bytes(100))
+            assert producer.metrics()["buffer_exhausted_total"] == failures
+        assert now() == began
         cluster.resume(1)
         assert [(await delivery).offset for delivery in sent] == [0, 1, 2, 3, 4]
 
@@ -716,7 +1023,7 @@ async def test_records_stand_in_the_order_of_the_calls(
 ) -> None:
     """Tasks that were started in order, and a buffer for five batches."""
     async with new_producer(
-        buffer_memory=5 * batch_size, batch_size=batch_size, linger_ms=0
+        buffer_memory=5 * batch_size, batch_size=batch_size, batch_max_bytes=0, linger_ms=0
     ) as producer:
         tasks = [
             asyncio.create_task(producer.send(topic, b"%0100d" % number, key=b"%d" % (number % 7)))
@@ -744,14 +1051,56 @@ async def test_order_without_keys_or_waiting_for_the_answer(
     assert [int(value or b"-1") for value in values(cluster, "t")] == list(range(1000))
 
 
+@pytest.mark.parametrize("codec", ["lz4", "gzip"])
+@pytest.mark.parametrize("options", [{}, {"batch_max_bytes": 0}], ids=["growing", "as Java"])
+async def test_buffer_memory_bounds_records_that_are_not_compressed_yet(
+    cluster: EmbeddedCluster, new_producer: New, codec: str, options: dict[str, Any]
+) -> None:
+    """Records that shrink to a hundredth take their full size until their batch leaves. Java
+    counts `batch_size` for each batch, which is several times less."""
+    memory = 1024 * 1024
+    async with new_producer(compression_type=codec, buffer_memory=memory, **options) as producer:
+        await producer.warm_up("t", "t4")
+        estimator = producer._accumulator.estimator
+        for topic in ("t", "t4"):
+            for _ in range(400):
+                estimator.observe(topic, CODEC_IDS[codec], 0.01)
+            assert estimator.estimate(topic, CODEC_IDS[codec]) < 0.3
+        for node in cluster.node_ids:
+            cluster.pause(node)
+        count = 0
+        with pytest.raises(BufferFull):
+            while True:
+                if count % 5:
+                    producer.send_nowait("t", bytes(1000))
+                else:
+                    producer.send_nowait("t4", bytes(300), partition=count % 4)
+                count += 1
+                if count % 100 == 0:
+                    await turns(2)
+        held = sum(
+            len(batch.buffer or b"") + len(batch.payload or b"")
+            for batch in producer._accumulator.incomplete
+        )
+        assert held <= producer._pool.reserved <= memory
+        assert held > memory / 2
+        assert producer.health.buffered_bytes == producer._pool.reserved
+        for node in cluster.node_ids:
+            cluster.resume(node)
+        await producer.flush()
+        assert producer.health.buffered_bytes == 0
+        assert producer.metrics()["record_send_total"] == count
+        assert producer.metrics()["record_error_total"] == 1
+
+
 async def test_loop_of_enqueues_lets_others_run(
     network: MemoryNetwork, cluster: EmbeddedCluster, new_producer: New
 ) -> None:
     """It never has to wait for memory, and yet answers are read meanwhile."""
     network.latency = 0  # else time would have to move
-    async with new_producer(batch_size=1000) as producer:
+    async with new_producer(batch_size=1000, batch_max_bytes=0) as producer:
         await producer.warm_up("t")
-        sent = [await producer.enqueue("t", b"%0100d" % number) for number in range(2000)]
+        sent = [await producer.enqueue("t", b"%0100d" % number) for number in range(10_000)]
         assert sent[0].done()
         assert not sent[-1].done()
 
@@ -828,6 +1177,81 @@ async def test_cancelled_while_waiting_for_memory(
         done = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in done] == [asyncio.CancelledError, RecordMetadata] * 2
     assert [int(value or b"-1") for value in values(cluster, "t")] == [0, 1, 2, 3, 4, 6, 8]
+
+
+MANY = 3000
+
+
+@pytest.mark.skipif(COMPILED, reason="compiled code compares where nobody can count")
+@pytest.mark.parametrize(("topic", "partition"), [("late", None), ("t", 1)])
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_leaving_a_long_line_does_not_look_at_the_others(
+    new_producer: New,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+    partition: int | None,
+    newest_first: bool,
+) -> None:
+    """A server that goes down cancels what thousands of its requests wait for."""
+    compared = 0
+
+    def compare(one: Pending, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return one is other
+
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        waiting = [
+            asyncio.create_task(producer.send(topic, b"value", partition=partition))
+            for _ in range(MANY)
+        ]
+        await turns(2)
+        assert producer.health.waiting_senders == MANY
+        monkeypatch.setattr(Pending, "__eq__", compare)
+        for task in reversed(waiting) if newest_first else waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert producer.health.waiting_senders == 0
+        assert compared < MANY
+
+
+@pytest.mark.parametrize(("topic", "partition"), [("late", None), ("late", 1), ("t", 1)])
+async def test_those_who_stay_keep_their_order(
+    cluster: EmbeddedCluster, new_producer: New, topic: str, partition: int | None
+) -> None:
+    """When others leave the line before it is let in, and while it is. More than are let in
+    within one turn of the loop."""
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        tasks = [
+            asyncio.create_task(producer.enqueue(topic, b"%d" % n, partition=partition))
+            for n in range(1500)
+        ]
+        await turns(2)
+        for task in reversed(tasks[::2]):
+            task.cancel()
+        await turns(2)
+        assert producer.health.waiting_senders == 750
+        if topic == "late" and partition is None:
+            cluster.create_topic("late")
+        else:
+            # First without the partition: they stand back until it is there, too.
+            if topic == "late":
+                cluster.create_topic("late")
+                await asyncio.sleep(3)
+            assert producer.health.waiting_senders == 750
+            cluster.add_partitions(topic, 2)
+        while producer.health.waiting_senders == 750:  # noqa: ASYNC110 there is no event
+            await asyncio.sleep(0 if topic in producer._metadata._topics else 0.001)
+        assert 0 < producer.health.waiting_senders < 750, "some were let in, others were not"
+        for task in reversed(tasks[1001::10]):
+            task.cancel()
+        await asyncio.wait(tasks)
+    there = [n for n, task in enumerate(tasks) if not task.cancelled()]
+    assert 700 <= len(there) < 750
+    log = [int(value or b"-1") for value in values(cluster, topic, partition or 0)]
+    assert log == there
 
 
 async def test_cancelled_head_lets_the_next_one_go_at_once(
@@ -933,6 +1357,9 @@ async def test_topic_removed_while_its_record_waits_for_memory(
 
 
 # -- interceptors ------------------------------------------------------------------------------
+
+
+HEADERS = [("a", b"1"), ("b", b"2")]
 
 
 class Notes(Interceptor):
@@ -1085,6 +1512,46 @@ async def test_interceptor_may_change_everything(
     assert (record.key, record.value, record.headers) == (b"k", b"other", (("h", b"1"),))
 
 
+@pytest.mark.parametrize("call", ["send", "enqueue", "send_nowait"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: (pair for pair in HEADERS),
+        lambda: iter(HEADERS),
+        lambda: map(tuple, HEADERS),
+        lambda: dict(HEADERS).items(),
+        lambda: dict(HEADERS),
+        lambda: HEADERS,
+    ],
+    ids=["generator", "iterator", "map", "items", "mapping", "list"],
+)
+async def test_headers_that_interceptors_read_are_sent(
+    cluster: EmbeddedCluster, new_producer: New, call: str, given: Callable[[], Any]
+) -> None:
+    """Also those that can be read but once: each interceptor sees them, and the broker."""
+
+    class Reads(Notes):
+        def on_send(self, record: Record) -> Record:
+            headers = record.headers
+            pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
+            seen.append([(key, value) for key, value in pairs])
+            return super().on_send(record)
+
+    seen: list[list[Any]] = []
+    notes = [Reads(), Reads()]
+    async with new_producer(interceptors=notes) as producer:
+        await producer.warm_up("t")
+        sent = getattr(producer, call)("t", b"value", headers=given())
+        if call == "send_nowait":
+            await sent
+        else:
+            await sent if call == "send" else await (await sent)
+    assert seen == [HEADERS, HEADERS]
+    (record,) = cluster.records("t")
+    assert list(record.headers) == HEADERS
+    assert [list(note.ended[0][2]) for note in notes] == [HEADERS, HEADERS]
+
+
 async def test_interceptors_see_headers_that_serializers_add(new_producer: New) -> None:
     notes = Notes()
     async with new_producer(interceptors=[notes], value_serializer=later) as producer:
@@ -1112,7 +1579,7 @@ async def test_enough_batches_for_a_request_leave_before_the_loop_turns(
     cluster.create_topic("six", partitions=6)
     for partition in range(6):
         cluster.move_leader("six", partition, 1)
-    async with new_producer(batch_size=200) as producer:
+    async with new_producer(batch_size=200, batch_max_bytes=0) as producer:
         await producer.warm_up("six")
         value = b"x" * 150  # two do not fit into one batch
         deliveries = [

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
+import asyncproducer
 from asyncproducer import (
     AbortedError,
+    AuthorizationError,
     BatchDeliveryError,
     BatchResult,
     BrokerRejected,
+    BufferFull,
+    BufferTimeout,
     CloseReport,
     ConfigError,
     ConnectionFailed,
@@ -37,7 +44,8 @@ from asyncproducer import (
 )
 from asyncproducer.plugins import TopicView
 from asyncproducer.producer import State
-from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
+from asyncproducer.serializers import json_serializer, str_serializer
+from asyncproducer.testing import EmbeddedCluster, MemoryNetwork, clock
 
 pytestmark = pytest.mark.virtual_time
 
@@ -73,11 +81,50 @@ def test_making_one_needs_no_loop_and_does_nothing() -> None:
 
 def test_options_are_checked_when_it_is_made() -> None:
     with pytest.raises(ConfigError, match="linger_ms"):
-        Producer("broker:9092", lingr_ms=5)
+        Producer("broker:9092", lingr_ms=5)  # type: ignore[call-arg]  # that is the point
     with pytest.raises(ConfigError, match="bootstrap_servers"):
         Producer()
     with pytest.raises(ConfigError, match="value_serializer=5"):
         Producer("broker:9092", value_serializer=5)  # type: ignore[arg-type]  # that is the point
+
+
+class Deaf:
+    def on_send(self, record: Record) -> Record:
+        return record
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "says"),
+    [
+        ("config", {"bootstrap.servers": "a:1", "sasl.password": "secret"}, "from_config"),
+        ("interceptors", [1], r"interceptors\[0\] .* int, .*on_send and no on_acknowledgement"),
+        ("interceptors", [Interceptor(), Deaf()], r"interceptors\[1\] .*no on_acknowledgement"),
+        ("interceptors", [Interceptor], r"interceptors\[0\] is the class Interceptor"),
+        ("interceptors", Interceptor(), "a sequence"),
+        ("connector", 5, "connector .* int, which has no resolve and no connect"),
+        ("connector", MemoryNetwork, "connector is the class MemoryNetwork"),
+        ("key_serializer", 5, "key_serializer=5"),
+        ("close_timeout", -1, "close_timeout=-1"),
+        ("close_timeout", "5", "close_timeout='5'"),
+        ("close_timeout", True, "close_timeout=True"),
+        ("close_timeout", math.nan, "close_timeout=nan"),
+    ],
+)
+def test_arguments_are_checked_when_it_is_made(argument: str, given: Any, says: str) -> None:
+    options = {argument: given}
+    if argument != "config":
+        options["bootstrap_servers"] = "broker:9092"
+    with pytest.raises(ConfigError, match=says) as caught:
+        Producer(**options)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_classmethods_have_type_variables_of_their_own() -> None:
+    """Else pyright takes `from_config(m, value_serializer=f)` for a producer of plain bytes."""
+    own = {"Producer[K, V]", "SerializerFunction[K] | None", "SerializerFunction[V] | None"}
+    methods: list[Any] = [Producer.from_config, Producer.from_env]
+    for method in methods:
+        assert own.isdisjoint(inspect.get_annotations(method.__func__).values())
 
 
 def test_repr_of_one_that_could_not_be_made() -> None:
@@ -118,6 +165,33 @@ def test_from_env(monkeypatch: pytest.MonkeyPatch) -> None:
     two: Producer[Any, Any] = Producer.from_env("OTHER_", value_serializer=str.encode)
     assert one.config.bootstrap_servers == ("env:9092",)
     assert (two.config.bootstrap_servers, two.config.linger_ms) == (("other:9092",), 11)
+
+
+async def test_serializers_are_arguments_and_may_be_left_out(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """CF-01: who gives one needs no option for it. Without one, also if None says so, bytes and
+    text go as they are and the rest is refused by the send; Java refuses to make the producer.
+    """
+    async with new_producer(
+        key_serializer=str_serializer, value_serializer=json_serializer
+    ) as producer:
+        await producer.send("t", {"n": 1}, key=7)
+    for nothing in ({}, {"key_serializer": None, "value_serializer": None}):
+        async with new_producer(**nothing) as producer:
+            await producer.send("t", "größe", key=b"k")
+            for record in ({"value": {"n": 1}}, {"value": b"v", "key": 7}):
+                with pytest.raises(SerializationError):
+                    await producer.send("t", **record)
+    assert [(record.key, record.value) for record in cluster.records("t")] == [
+        (b"7", b'{"n":1}'),
+        (b"k", "größe".encode()),
+        (b"k", "größe".encode()),
+    ]
+    servers = {"bootstrap.servers": "broker:9092"}
+    Producer.from_config({**servers, "key.serializer": None})
+    with pytest.raises(ConfigError, match="argument of Producer"):
+        Producer.from_config({**servers, "key.serializer": "org.example.StringSerializer"})
 
 
 async def test_made_from_config_it_sends(cluster: EmbeddedCluster) -> None:
@@ -258,6 +332,84 @@ async def test_context_manager_closes_after_an_error(
         await body()
     assert producer.health.state == "closed"
     assert values(cluster) == [b"value"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_end_of_the_block_waits_for_close_timeout(
+    cluster: EmbeddedCluster, new_producer: New, fails: bool
+) -> None:
+    """Also after an exception: what was taken is not dropped because something else failed."""
+    producer = new_producer(close_timeout=3)
+
+    async def body() -> Delivery:
+        async with producer:
+            await producer.warm_up("t")
+            cluster.pause(1)
+            deliveries.append(producer.send_nowait("t", b"value"))
+            began.append(now())
+            if fails:
+                raise ZeroDivisionError
+        return deliveries[0]
+
+    deliveries: list[Delivery] = []
+    began: list[float] = []
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            await body()
+    else:
+        await body()
+    assert now() - began[0] == pytest.approx(3, abs=0.01)
+    assert isinstance(deliveries[0].exception(), AbortedError)
+    cluster.resume(1)
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "takes"),
+    [
+        ({}, {}, 30),
+        ({"close_timeout": 2}, {}, 2),
+        ({"close_timeout": 2}, {"timeout": 4}, 4),
+        ({"close_timeout": 0}, {}, 0),
+        ({"close_timeout": 2}, {"timeout": None}, 9),
+        ({"close_timeout": None}, {}, 9),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["close", "stop"])
+async def test_close_and_stop_wait_for_close_timeout_unless_they_are_given_one(
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    name: str,
+    made: dict[str, Any],
+    given: dict[str, Any],
+    takes: float,
+) -> None:
+    if takes == 9:
+        made = {**made, "delivery_timeout_ms": 9000, "request_timeout_ms": 8000}
+    async with new_producer(**made) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        delivery = producer.send_nowait("t", b"value")
+        report = await getattr(producer, name)(**given)
+        assert report.elapsed == pytest.approx(takes, abs=0.01)
+        assert isinstance(delivery.exception(), DeliveryError)
+        cluster.resume(1)
+
+
+async def test_every_way_to_make_one_takes_close_timeout(
+    monkeypatch: pytest.MonkeyPatch, cluster: EmbeddedCluster
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", cluster.bootstrap_servers)
+    mapping = {"bootstrap.servers": cluster.bootstrap_servers}
+    options: dict[str, Any] = {"connector": cluster.connector, "close_timeout": 2}
+    for producer in (Producer.from_config(mapping, **options), Producer.from_env(**options)):
+        async with producer:
+            await producer.warm_up("t")
+            cluster.pause(1)
+            delivery = producer.send_nowait("t", b"value")
+            assert (await producer.close()).elapsed == pytest.approx(2, abs=0.01)
+            assert isinstance(delivery.exception(), AbortedError)
+            cluster.resume(1)
 
 
 async def test_two_producers_share_nothing(cluster: EmbeddedCluster, new_producer: New) -> None:
@@ -404,7 +556,7 @@ async def test_send_many_takes_values_and_records(
     async with new_producer() as producer:
         result = await producer.send_many(
             "t4",
-            [b"value", "text", None, Record("ignored", b"r", b"k", {"h": b"1"}, 3, 1000)],
+            [b"value", "text", None, Record("t4", b"r", b"k", {"h": b"1"}, 3, 1000)],
         )
         assert isinstance(result, BatchResult)
         assert result.acknowledged == len(result) == 4
@@ -426,6 +578,227 @@ async def test_send_many_to_several_topics(cluster: EmbeddedCluster, new_produce
     assert (values(cluster), values(cluster, "t4")) == ([b"1"], [b"2"])
 
 
+async def test_send_many_refuses_a_record_that_names_another_topic(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        result = await producer.send_many(
+            "t", [Record("t4", b"1"), Record("t", b"2"), Record("", b"3")], raise_on_error=False
+        )
+    ((index, error),) = result.failed
+    assert (index, type(error)) == (0, InvalidTopic)
+    assert "'t4'" in str(error)
+    assert "'t'" in str(error)
+    assert (values(cluster), cluster.records("t4")) == ([b"2", b"3"], [])
+
+
+@pytest.mark.parametrize(
+    "records",
+    [Record("t", b"value"), "text", b"bytes", bytearray(b"x"), memoryview(b"x")],
+    ids=type,
+)
+async def test_send_many_refuses_what_is_one_record(
+    cluster: EmbeddedCluster, new_producer: New, records: Any
+) -> None:
+    """Each of them can be iterated, with another outcome than anybody wants."""
+    async with new_producer() as producer:
+        with pytest.raises(TypeError, match=f"one {type(records).__name__}, not an iterable"):
+            await producer.send_many("t", records)
+    assert values(cluster) == []
+
+
+async def test_send_many_waits_once_for_a_topic_that_does_not_appear(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """The other topics are not concerned."""
+    async with new_producer(max_block_ms=1000) as producer:
+        records = [Record(topic, b"%d" % n) for n in range(5) for topic in ("nowhere", "t")]
+        began = now()
+        result = await producer.send_many(None, records, raise_on_error=False)
+        assert now() - began == pytest.approx(1.0, abs=0.1)
+        assert [index for index, _ in result.failed] == [0, 2, 4, 6, 8]
+        errors = [error for _, error in result.failed]
+        assert {type(error) for error in errors} == {MetadataTimeout}
+        assert len(set(map(id, errors))) == 5
+        for error in errors:
+            assert "'nowhere' is not known after 1000 ms" in str(error)
+            assert isinstance(error.__cause__, KafkaError)
+        assert producer.metrics()["record_error_total"] == 5
+    assert values(cluster) == [b"%d" % n for n in range(5)]
+
+
+async def test_send_many_waits_once_for_partitions_that_do_not_appear(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(max_block_ms=1000) as producer:
+        records = [Record("", b"%d" % n, partition=n % 5) for n in range(20)]
+        began = now()
+        result = await producer.send_many("t4", records, raise_on_error=False)
+        assert now() - began == pytest.approx(1.0, abs=0.1)
+    assert [index for index, _ in result.failed] == [4, 9, 14, 19]
+    assert {type(error) for _, error in result.failed} == {MetadataTimeout}
+
+
+async def test_send_many_asks_once_for_a_topic_that_is_denied(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    cluster.inject("metadata", error="TOPIC_AUTHORIZATION_FAILED", topic="t", times=None)
+    async with new_producer() as producer:
+        began = now()
+        result = await producer.send_many("t", [b"value"] * 100, raise_on_error=False)
+        assert now() - began < 0.5
+    errors = [error for _, error in result.failed]
+    assert {type(error) for error in errors} == {AuthorizationError}
+    assert len(errors) == len(set(map(id, errors))) == 100
+    assert {error.code for error in errors if isinstance(error, KafkaError)} == {29}
+
+
+async def test_send_many_goes_on_when_the_topic_is_there_after_all(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"waits in vain"
+        await asyncio.sleep(600)  # nobody asks for it any more
+        cluster.create_topic("late")
+        yield b"refused at once, and asks"
+        await asyncio.sleep(1)
+        yield b"in time"
+
+    async with new_producer(max_block_ms=1000) as producer:
+        result = await producer.send_many("late", slow(), raise_on_error=False)
+    assert [type(outcome) for outcome in result] == [
+        MetadataTimeout,
+        MetadataTimeout,
+        RecordMetadata,
+    ]
+
+
+async def test_send_many_goes_on_when_the_partition_is_there_after_all(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async def slow() -> AsyncIterator[Record]:
+        yield Record("", b"waits in vain", partition=1)
+        await asyncio.sleep(60)  # nobody asks for it any more
+        cluster.add_partitions("t", 2)
+        yield Record("", b"refused at once, and asks", partition=1)
+        await asyncio.sleep(1)
+        yield Record("", b"in time", partition=1)
+
+    async with new_producer(max_block_ms=1000) as producer:
+        result = await producer.send_many("t", slow(), raise_on_error=False)
+    assert [index for index, _ in result.failed] == [0, 1]
+
+
+async def test_send_many_waits_once_for_memory_that_does_not_come(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """A few records fill the buffer."""
+    async with new_producer(
+        buffer_memory=1000, batch_size=200, batch_max_bytes=0, max_block_ms=1000
+    ) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        asyncio.get_running_loop().call_later(5, cluster.resume, 1)
+        began = now()
+        result = await producer.send_many(
+            "t", (b"%0100d" % n for n in range(100)), raise_on_error=False
+        )
+        assert now() - began == pytest.approx(5.0, abs=0.1)
+        assert producer.metrics()["record_error_total"] == len(result.failed) > 90
+    errors = [error for _, error in result.failed]
+    assert [index for index, _ in result.failed] == [*range(100 - len(errors), 100)]
+    assert {type(error) for error in errors} == {BufferTimeout}
+    assert len(set(map(id, errors))) == len(errors)
+    assert all("bytes of buffer_memory within 1.000 s" in str(error) for error in errors)
+
+
+async def test_send_many_does_not_wait_anew_for_what_is_larger_than_the_rest_of_the_buffer(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Some memory is free all the time, but not enough."""
+    async with new_producer(buffer_memory=2_000_000, max_block_ms=1000) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        asyncio.get_running_loop().call_later(5, cluster.resume, 1)
+        began = now()
+        result = await producer.send_many("t", [bytes(900_000)] * 20, raise_on_error=False)
+        assert now() - began == pytest.approx(5.0, abs=0.1)
+    assert [index for index, _ in result.failed] == [*range(2, 20)]
+
+
+async def test_send_many_goes_on_as_long_as_the_buffer_drains(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Each record has its own time to get in, whatever all of them take."""
+    cluster.inject("produce", delay=0.9, times=None)
+    async with new_producer(
+        buffer_memory=400,
+        batch_size=200,
+        batch_max_bytes=0,
+        max_block_ms=1000,
+        max_in_flight_requests_per_connection=1,
+    ) as producer:
+        began = now()
+        result = await producer.send_many("t", (b"%0100d" % n for n in range(20)))
+        assert now() - began > 8
+    assert result.acknowledged == 20
+
+
+async def test_send_many_goes_on_when_memory_comes_after_all(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        for number in range(20):
+            yield b"%0100d" % number
+        cluster.resume(1)
+        await asyncio.sleep(1)
+        for number in range(20):
+            yield b"%0100d" % number
+
+    async with new_producer(
+        buffer_memory=1000, batch_size=200, batch_max_bytes=0, max_block_ms=1000
+    ) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        result = await producer.send_many("t", slow(), raise_on_error=False)
+    failed = [index for index, _ in result.failed]
+    assert failed == [*range(20 - len(failed), 20)]
+    assert len(failed) > 10
+
+
+async def test_send_many_lets_others_run_while_it_refuses(new_producer: New) -> None:
+    ran = 0
+
+    async def others() -> None:
+        nonlocal ran
+        while True:
+            ran += 1
+            await asyncio.sleep(0)
+
+    def records() -> Iterator[bytes]:
+        yield b"waits in vain"
+        task = asyncio.create_task(others())
+        for _ in range(5000):
+            yield b"refused at once"
+        task.cancel()
+
+    async with new_producer(max_block_ms=1000) as producer:
+        with pytest.raises(BatchDeliveryError, match="5001 of 5001"):
+            await producer.send_many("nowhere", records())
+    assert 10 <= ran < 1000
+
+
+async def test_send_many_refuses_in_vain_and_notices_the_close(new_producer: New) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"waits in vain"
+        await producer.close()
+        yield b"too late"
+
+    async with new_producer(max_block_ms=1000) as producer:
+        with pytest.raises(ProducerClosed):
+            await producer.send_many("nowhere", slow())
+
+
 async def test_send_many_takes_iterators(cluster: EmbeddedCluster, new_producer: New) -> None:
     async def produce() -> AsyncIterator[bytes]:
         for number in range(50):
@@ -442,7 +815,7 @@ async def test_send_many_takes_iterators(cluster: EmbeddedCluster, new_producer:
 async def test_send_many_keeps_the_order_with_a_tiny_buffer(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
-    async with new_producer(buffer_memory=1000, batch_size=200) as producer:
+    async with new_producer(buffer_memory=1000, batch_size=200, batch_max_bytes=0) as producer:
         result = await producer.send_many("t", (b"%0100d" % n for n in range(500)))
     assert [m.offset for m in result if isinstance(m, RecordMetadata)] == list(range(500))
     assert [int(value or b"") for value in values(cluster)] == list(range(500))
@@ -609,6 +982,13 @@ async def test_flush_times_out(cluster: EmbeddedCluster, new_producer: New) -> N
         await delivery
 
 
+async def test_flush_with_a_negative_timeout(new_producer: New) -> None:
+    """As in close."""
+    async with new_producer() as producer:
+        with pytest.raises(ValueError, match="timeout=-1"):
+            await producer.flush(-1)
+
+
 async def test_cancelled_flush(cluster: EmbeddedCluster, new_producer: New) -> None:
     """The records go on, and lingering is not switched off for ever."""
     async with new_producer(**LAZY) as producer:
@@ -689,6 +1069,23 @@ async def test_partitions_for_when_the_producer_is_closed_meanwhile(new_producer
         await asyncio.sleep(1)
         await producer.close()
         with pytest.raises(ProducerClosed, match="closed while waiting for topic 'missing'"):
+            await asking
+
+
+@pytest.mark.parametrize("call", ["partitions_for", "warm_up"])
+async def test_nothing_is_left_of_a_call_that_waited_in_vain_or_was_cancelled(
+    new_producer: New, call: str
+) -> None:
+    async with new_producer(max_block_ms=1000) as producer:
+        for cancels in (True, False):
+            asking = asyncio.create_task(getattr(producer, call)("missing"))
+            await asyncio.sleep(0.5)
+            assert len(producer._watchers) == 1
+            if cancels:
+                asking.cancel()
+            await asyncio.wait([asking])
+            assert producer._watchers == []
+        with pytest.raises(MetadataTimeout):
             await asking
 
 
@@ -840,15 +1237,16 @@ async def test_close_ends_within_its_timeout_when_the_broker_takes_no_more_bytes
 async def test_close_ends_within_its_timeout_when_only_bytes_are_left(
     network: MemoryNetwork, cluster: EmbeddedCluster, new_producer: New
 ) -> None:
-    """With acks=0 all records have their end when the transport has them."""
+    """With acks=0 a record has its end when the operating system has all its bytes."""
     network.window = 1000
     async with new_producer(acks=0, enable_idempotence=False) as producer:
         await producer.warm_up("t")
         cluster.pause(1)
-        producer.send_nowait("t", bytes(100_000))
+        delivery = producer.send_nowait("t", bytes(100_000))
         report = await producer.close(0.5)
-        assert report.clean
+        assert report.aborted == 1
         assert report.elapsed == pytest.approx(0.5, abs=0.01)
+        assert isinstance(delivery.exception(), AbortedError)
         cluster.resume(1)
 
 
@@ -893,6 +1291,77 @@ async def test_close_without_a_timeout_is_bounded_by_the_delivery_timeout(
         assert report.aborted == 0
         assert isinstance(delivery.exception(), DeliveryError)
         cluster.resume(1)
+
+
+async def test_a_close_that_takes_long_says_what_it_waits_for(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, after a second."""
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        producer.send_nowait("t", b"1")
+        producer.send_nowait("t", b"2")
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0.9)
+        assert not caplog.records
+        also = asyncio.create_task(producer.close(20))
+        await asyncio.sleep(0.2)
+        (logged,) = caplog.records
+        assert (logged.name, logged.levelno) == ("asyncproducer", logging.WARNING)
+        assert logged.getMessage().startswith(
+            "closing: 2 records are still to be acknowledged, waiting up to 30 s; close_timeout "
+        )
+        await also
+        await closing
+        said = [r for r in caplog.records if r.getMessage().startswith("closing: ")]
+        assert said == [logged]
+        cluster.resume(1)
+
+
+async def test_a_close_that_waits_for_dead_brokers_says_so(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with new_producer(close_timeout=None) as producer:
+        await producer.warm_up("t")
+        for node in cluster.node_ids:
+            await cluster.stop_broker(node)
+        await asyncio.sleep(0.1)  # until it is noticed
+        producer.send_nowait("t", b"value")
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(2)
+        said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("closing: ")]
+        assert len(said) == 1
+        assert "waiting up to 120 s (delivery_timeout_ms); close_timeout of the Produ" in said[0]
+        assert ". No broker is connected: 127.0.0.1:" in said[0]
+        await producer.close(0)
+        await closing
+
+
+async def test_a_close_that_is_done_in_a_second_says_nothing(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with new_producer() as producer:
+        cluster.inject("produce", delay=0.8)
+        await producer.enqueue("t", b"value")
+        await producer.close()
+        await asyncio.sleep(5)
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        producer.send_nowait("t", b"value")
+        await producer.close(1)
+        cluster.resume(1)
+    assert not [r for r in caplog.records if r.getMessage().startswith("closing: ")]
+
+
+async def test_a_record_that_waits_for_its_topic_at_the_close_is_told_so(new_producer: New) -> None:
+    async with new_producer() as producer:
+        sending = asyncio.create_task(producer.send("nowhere", b"value"))
+        await asyncio.sleep(1)
+        await producer.close()
+        with pytest.raises(ProducerClosed, match="waited for metadata of its topic"):
+            await sending
 
 
 async def test_closing_at_the_same_time(cluster: EmbeddedCluster, new_producer: New) -> None:
@@ -1029,6 +1498,36 @@ async def test_plugins_are_closed_once(new_producer: New, started: bool) -> None
     assert [plugin.closed for plugin in (interceptor, partitioner, serializer)] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"lingr_ms": 5},
+        {"acks": 1, "enable_idempotence": True},
+        {"value_serializer": 5},
+        {"config": ProducerConfig.from_options("broker:9092")},
+    ],
+    ids=lambda mistake: "+".join(mistake),
+)
+async def test_plugins_of_a_producer_that_could_not_be_made_stay_the_callers(
+    new_producer: New, mistake: dict[str, Any]
+) -> None:
+    """CF-12: Java makes its plugins itself, so it closes them. Ours can go to the next producer,
+    which closes each once.
+    """
+    interceptor, partitioner, serializer = plugins = [Plugin(), Plugin(), Plugin()]
+    options: dict[str, Any] = {
+        "interceptors": [interceptor],
+        "partitioner": partitioner,
+        "key_serializer": serializer,
+    }
+    with pytest.raises(ConfigError):
+        Producer("broker:9092", **{**options, **mistake})
+    assert [plugin.closed for plugin in plugins] == [0, 0, 0]
+    async with new_producer(**options) as producer:
+        await producer.send("t", b"value", key=b"key")
+    assert [plugin.closed for plugin in plugins] == [1, 1, 1]
+
+
 async def test_plugin_that_cannot_be_closed(
     cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1047,8 +1546,13 @@ async def test_plugin_that_cannot_be_closed(
 # -- numbers -----------------------------------------------------------------------------------
 
 
+def plain(metrics: dict[str, float]) -> set[str]:
+    """The names of those that are neither of a topic nor of a node."""
+    return {name for name in metrics if ":topic=" not in name and ":node=" not in name}
+
+
 async def test_metrics(cluster: EmbeddedCluster, new_producer: New) -> None:
-    """KP-28, KP-33: a snapshot by Java's names; per topic and node behind a colon."""
+    """By Java's names; per topic and node behind a colon."""
     async with new_producer(linger_ms=10) as producer:
         await producer.send("t", b"value")
         for _ in range(9):
@@ -1064,8 +1568,183 @@ async def test_metrics(cluster: EmbeddedCluster, new_producer: New) -> None:
         assert metrics["connection_count"] == 2
         assert metrics["buffer_total_bytes"] == metrics["buffer_available_bytes"] == 33554432
         assert metrics["metadata_age"] > 0
-        metrics["record_send_total"] = 5
-        assert producer.metrics()["record_send_total"] == 10
+
+
+async def test_a_flush_counts_the_time_that_it_took(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-28, KP-20: each flush, also one that is given up."""
+
+    def flushed_ns() -> float:
+        return producer.metrics()["flush_time_ns_total"]
+
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        assert flushed_ns() == 0
+        await producer.flush()
+        assert flushed_ns() == 0, "there was nothing to wait for"
+        for seconds in (2, 5):
+            before = flushed_ns()
+            held = cluster.inject("produce", hold=True)
+            producer.send_nowait("t", b"value")
+            flushing = asyncio.create_task(producer.flush())
+            await asyncio.sleep(seconds)
+            held.release()
+            await flushing
+            assert flushed_ns() - before == pytest.approx(seconds * 1e9, abs=1e7)
+        before = flushed_ns()
+        held = cluster.inject("produce", hold=True)
+        producer.send_nowait("t", b"value")
+        with pytest.raises(TimeoutError):
+            await producer.flush(timeout=3)
+        assert flushed_ns() - before == pytest.approx(3e9)
+        held.release()
+
+
+async def test_waits_for_metadata_are_counted_when_they_succeed(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """KP-28: of records, also for a partition, and of the calls that ask for partitions."""
+
+    def waited_ns() -> float:
+        return producer.metrics()["metadata_wait_time_ns_total"]
+
+    async with new_producer(max_block_ms=30_000) as producer:
+        assert waited_ns() == 0
+        began = now()
+        sending = [asyncio.create_task(producer.enqueue("late", b"value")) for _ in range(3)]
+        await asyncio.sleep(10)
+        cluster.create_topic("late")
+        await asyncio.gather(*sending)
+        assert now() - began > 10
+        expected = 3 * (now() - began) * 1e9
+        assert waited_ns() == pytest.approx(expected)
+        # What is known takes no time.
+        await producer.send("late", b"value")
+        await producer.partitions_for("late")
+        assert waited_ns() == pytest.approx(expected)
+
+        began = now()
+        enqueued = asyncio.create_task(producer.enqueue("late", b"value", partition=1))
+        await asyncio.sleep(5)
+        cluster.add_partitions("late", 2)
+        await enqueued
+        expected += (now() - began) * 1e9
+        assert waited_ns() == pytest.approx(expected)
+
+        for call in (producer.partitions_for, producer.warm_up):
+            topic = f"later-{call.__name__}"
+            began = now()
+            asking = asyncio.create_task(call(topic))
+            await asyncio.sleep(5)
+            cluster.create_topic(topic)
+            await producer.partitions_for(topic)
+            waited = 2 * (now() - began) - 5
+            await asking
+            assert waited_ns() - expected == pytest.approx(waited * 1e9)
+            expected = waited_ns()
+
+        with pytest.raises(MetadataTimeout):
+            await producer.enqueue("missing", b"value")
+        with pytest.raises(MetadataTimeout):
+            await producer.partitions_for("missing")
+        assert waited_ns() == expected
+
+
+async def test_metrics_are_a_snapshot_of_the_callers_own(new_producer: New) -> None:
+    """KP-33: each call gives the numbers of its moment. Java's map is a view that follows them;
+    like that one, ours cannot be used to change them.
+    """
+    async with new_producer() as producer:
+        await producer.send("t", b"value")
+        first = producer.metrics()
+        await producer.send("t", b"value")
+        second = producer.metrics()
+        assert (first["record_send_total"], second["record_send_total"]) == (1, 2)
+        second["record_send_total"] = 5
+        second.clear()
+        assert producer.metrics()["record_send_total"] == 2
+    assert producer.metrics()["record_send_total"] == 2, "also of a closed one"
+
+
+async def test_the_recording_level_is_info(new_producer: New) -> None:
+    """KP-33: everything that Java's producer has is of this level. Others are refused."""
+    async with new_producer(metrics_recording_level="INFO") as producer:
+        names = plain(producer.metrics())
+    async with new_producer() as producer:
+        assert plain(producer.metrics()) == names
+    for level in ("DEBUG", "TRACE"):
+        with pytest.raises(ConfigError, match="not supported yet: metrics of other levels") as no:
+            new_producer(metrics_recording_level=level)
+        assert f"metrics_recording_level='{level}'" in str(no.value)
+
+
+async def test_metrics_before_the_start_and_after_the_end(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """The same names, but for topics and nodes."""
+    earliest = time.time() * 1000 - 1
+    producer = new_producer(buffer_memory=1_000_000)
+    before = producer.metrics()
+    assert before.pop("kafka_metrics_count") == len(before) + 1
+    assert earliest <= before.pop("start_time_ms") <= time.time() * 1000
+    assert before.pop(f"app_info:version={asyncproducer.__version__}") == 1
+    assert before.pop("buffer_total_bytes") == before.pop("buffer_available_bytes") == 1_000_000
+    assert set(before.values()) == {0}
+    await producer.start()
+    await producer.send("t", b"value")
+    running = producer.metrics()
+    new = new_producer().metrics()
+    assert plain(running) == set(new)
+    assert running["kafka_metrics_count"] == len(running) > len(new)
+    await producer.close()
+    closed = producer.metrics()
+    assert set(closed) == set(running)
+    assert closed["connection_count"] == 0
+    assert closed["connection_close_total"] == closed["connection_creation_total"] > 0
+
+
+async def test_metrics_of_all_connections(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """Requests of all kinds count, and the bootstrap connection has a node of its own."""
+    async with new_producer(enable_idempotence=False) as producer:
+        await producer.send("t", b"value")
+        metrics = producer.metrics()
+        assert metrics["connection_creation_total"] == 2
+        assert metrics["connection_close_total"] == 1, "that of bootstrap"
+        assert metrics["request_total"] == metrics["response_total"] == len(cluster.requests)
+        for name in ("outgoing_byte_total", "incoming_byte_total"):
+            nodes = [value for key, value in metrics.items() if key.startswith(f"{name}:node=")]
+            assert len(nodes) == 2
+            assert min(nodes) > 0
+            assert metrics[name] == sum(nodes)
+        assert any(name.startswith("request_total:node=node--") for name in metrics)
+
+
+async def test_metrics_of_a_full_buffer(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """BP-16: who gets no room counts once, whether it waited or not."""
+    async with new_producer(
+        **LAZY, buffer_memory=20_000, batch_size=10_000, max_block_ms=4000
+    ) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        sent = [producer.send_nowait("t", bytes(9000)) for _ in range(2)]
+        with pytest.raises(BufferFull):
+            producer.send_nowait("t", bytes(9000))
+        assert producer.metrics()["buffer_exhausted_total"] == 1
+        waiting = asyncio.create_task(producer.enqueue("t", bytes(9000)))
+        await asyncio.sleep(1)
+        assert producer.metrics()["waiting_threads"] == 1
+        assert producer.metrics()["bufferpool_wait_ratio"] == 0
+        with pytest.raises(BufferTimeout):
+            await waiting
+        metrics = producer.metrics()
+        assert metrics["waiting_threads"] == 0
+        assert metrics["buffer_exhausted_total"] == metrics["record_error_total"] == 2
+        assert metrics["buffer_exhausted_rate"] == metrics["record_error_rate"] > 0
+        assert metrics["bufferpool_wait_time_ns_total"] == pytest.approx(4e9)
+        assert metrics["bufferpool_wait_ratio"] == pytest.approx(4 / 30)
+        cluster.resume(1)
+        assert not any(delivery.done() for delivery in sent)
 
 
 async def test_health(cluster: EmbeddedCluster, new_producer: New) -> None:
@@ -1096,6 +1775,22 @@ async def test_an_idle_producer_without_connections_is_ready(new_producer: New) 
         await asyncio.sleep(1)
         assert producer.health.brokers_connected == 0
         assert producer.health.ready, producer.health.problem
+
+
+def test_a_producer_whose_event_loop_is_closed_is_not_ready() -> None:
+    network = MemoryNetwork()
+
+    async def main() -> Producer[Any, Any]:
+        async with EmbeddedCluster(topics={"t": 1}, network=network) as cluster:
+            producer: Producer[Any, Any] = Producer(cluster.bootstrap_servers, connector=network)
+            await producer.start()
+            assert producer.health.ready
+            return producer
+
+    producer = clock.run(main())
+    assert not producer.health.ready
+    assert producer.health.problem == "the event loop of the producer is closed"
+    clock.run(producer.close())
 
 
 async def test_health_of_a_forked_child(new_producer: New) -> None:

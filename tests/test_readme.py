@@ -12,10 +12,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import httpx
 import pytest
 
 import asyncproducer
+from asyncproducer import ConfigError, Producer, Record
 from asyncproducer.config import OPTIONS
 from asyncproducer.testing import EmbeddedCluster
 
@@ -39,6 +41,10 @@ def blocks() -> dict[str, str]:
 #: Scripts: heading -> what they print.
 SCRIPTS = {
     "asyncproducer": [r"in the log: partition \d, offset 0"],
+    "Without Kafka at hand": [
+        r"in the log: partition \d, offset 0",
+        "read back: b'one tea'",
+    ],
     "Sending in bulk": ["10000 acknowledged"],
     "When something fails": [
         "in the log",
@@ -46,12 +52,16 @@ SCRIPTS = {
     ],
 }
 APPLICATION = "In FastAPI"
+APPLICATION_TESTS = "Its tests"
 TESTS = "Testing your code"
+PARTITIONER = "Coming from confluent-kafka"
+#: They bring a cluster of their own.
+WITHOUT_ADDRESS = {"Without Kafka at hand"}
 
 
 def test_every_block_is_run_here() -> None:
     assert README.count("```python") == len(blocks())
-    assert set(blocks()) == {*SCRIPTS, APPLICATION, TESTS}
+    assert set(blocks()) == {*SCRIPTS, APPLICATION, APPLICATION_TESTS, TESTS, PARTITIONER}
 
 
 @pytest.fixture
@@ -89,7 +99,7 @@ async def python(*arguments: str, cwd: Path | None = None) -> tuple[str, str]:
 
 def block(heading: str, cluster: EmbeddedCluster) -> str:
     code = blocks()[heading]
-    assert code.count('"localhost:9092"') == 1
+    assert code.count('"localhost:9092"') == (heading not in WITHOUT_ADDRESS)
     return code.replace("localhost:9092", cluster.bootstrap_servers)
 
 
@@ -101,6 +111,26 @@ async def test_script(heading: str, cluster: EmbeddedCluster) -> None:
     assert len(lines) == len(SCRIPTS[heading])
     for line, pattern in zip(lines, SCRIPTS[heading], strict=True):
         assert re.fullmatch(pattern, line)
+
+
+async def test_the_first_example_runs_against_the_broker_command() -> None:
+    section = README.split("## Without Kafka at hand")[1].split("\n## ")[0]
+    assert "`asyncproducer broker` in another terminal serves localhost:9092" in section
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "asyncproducer", "broker", "--port", "0"),
+        env={**os.environ, "PYTHONPATH": str(Path(asyncproducer.__file__).parents[1])},
+        stdout=PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            address = (await process.stdout.readline()).decode().split()[-1]
+        code = blocks()["asyncproducer"].replace("localhost:9092", address)
+        out, _ = await python("-c", code)
+    finally:
+        process.terminate()
+        await process.communicate()
+    assert out == "in the log: partition 0, offset 0\n"
 
 
 async def test_the_application(cluster: EmbeddedCluster) -> None:
@@ -121,14 +151,64 @@ async def test_the_application(cluster: EmbeddedCluster) -> None:
     assert (record.key, record.value) == (b"alice", b'{"customer":"alice","item":"tea"}')
 
 
-async def test_the_test(tmp_path: Path) -> None:
-    (tmp_path / "test_block.py").write_text(blocks()[TESTS], encoding="utf-8")
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"test_block.py": TESTS},
+        # Nothing listens at the address in it: without the lifespan nobody looks.
+        {"test_block.py": APPLICATION_TESTS, "app.py": APPLICATION},
+    ],
+    ids=["service", "application"],
+)
+async def test_the_tests(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, heading in files.items():
+        (tmp_path / name).write_text(blocks()[heading], encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     plugin = "asyncproducer.testing.plugin"
     installed = any(point.value == plugin for point in entry_points(group="pytest11"))
     options = ["-p", "no:cacheprovider", *([] if installed else ["-p", plugin])]
     out, _ = await python("-m", "pytest", *options, cwd=tmp_path)
     assert "1 passed" in out, out
+
+
+async def test_the_partitioner_puts_keys_where_confluent_kafka_does() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(blocks()[PARTITIONER], "README.md", "exec"), names)
+    keys = [b"key %d" % number for number in range(50)]
+
+    def send_theirs(servers: str) -> int:
+        producer = confluent_kafka.Producer({"bootstrap.servers": servers})
+        for key in keys:
+            producer.produce("theirs", b"value", key=key)
+        left: int = producer.flush(PATIENCE)
+        return left
+
+    async with EmbeddedCluster(topics={"theirs": 7, "ours": 7}) as cluster:
+        assert await asyncio.to_thread(send_theirs, cluster.bootstrap_servers) == 0
+        async with Producer(
+            cluster.bootstrap_servers, partitioner=names["consistent_random"]
+        ) as producer:
+            await producer.send_many("ours", [Record("", b"value", key) for key in keys])
+            await producer.send("ours", b"without a key")
+        for partition in range(7):
+            theirs, ours = (
+                {record.key for record in cluster.records(topic, partition) if record.key}
+                for topic in ("theirs", "ours")
+            )
+            assert ours == theirs
+    assert str(names["producer"].config.partitioner).startswith("<function consistent_random")
+
+
+def test_confluent_kafkas_options_in_the_text_are_taken_and_what_is_said_of_defaults_is_so() -> (
+    None
+):
+    assert Producer.from_config({"bootstrap.servers": "broker:9092"}).config.enable_idempotence
+    with pytest.raises(ConfigError, match=r"call Producer\.metrics"):
+        Producer.from_config({"bootstrap.servers": "broker:9092", "statistics.interval.ms": 5})
+    moved: Producer[Any, Any] = Producer.from_config(
+        {"bootstrap.servers": "broker:9092", "partitioner": "murmur2_random"}
+    )
+    assert moved.config.partitioner in ("default", "murmur2")
 
 
 # -- the text ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ cdef class TopicState:
     cdef public str name
     cdef public object view
     cdef public Py_ssize_t partition_count
+    cdef public Py_ssize_t most_bytes
     cdef public bint known
     cdef public BuiltInPartitioner partitioner
     cdef public list queues
@@ -37,6 +38,7 @@ cdef class PartitionQueue:
 cdef class Accumulator:
     cdef object _memory
     cdef Py_ssize_t _batch_size
+    cdef Py_ssize_t _batch_max_bytes
     cdef double _linger
     cdef double _delivery_timeout
     cdef object _retry_backoff
@@ -48,6 +50,7 @@ cdef class Accumulator:
     cdef double _availability_timeout
     cdef Py_ssize_t _compress_inline_bytes
     cdef object _loop
+    cdef object _trouble
     cdef public object estimator
     cdef public dict topics
     cdef public dict ready
@@ -104,6 +107,11 @@ cdef class Accumulator:
         double now,
         Py_ssize_t granted=*,
     )
+
+    @cython.locals(most=Py_ssize_t, limit=Py_ssize_t, ripe=cython.bint)
+    cdef bint _grow(
+        self, PartitionQueue queue, ProducerBatch batch, Py_ssize_t size, double now
+    ) except -1
 
     @cython.locals(size=Py_ssize_t)
     cpdef Py_ssize_t batch_bytes(self, object key, object value, bytes headers) except -1

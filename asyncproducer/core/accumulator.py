@@ -22,7 +22,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from asyncproducer.core.backoff import ExponentialBackoff
-from asyncproducer.core.batch import RECORD_OVERHEAD, ProducerBatch, batch_upper_bound
+from asyncproducer.core.batch import (
+    BATCH_OVERHEAD,
+    RECORD_OVERHEAD,
+    ProducerBatch,
+    batch_upper_bound,
+)
 from asyncproducer.core.compression import Codec, RatioEstimator
 from asyncproducer.core.delivery import PENDING, Delivery, Failure
 from asyncproducer.core.metadata import TopicMetadata
@@ -110,8 +115,12 @@ class PartitionQueue:
 class TopicState:
     """A topic: its metadata, its queues, its sticky partition."""
 
-    def __init__(self, name: str, view: TopicMetadata, partitioner: BuiltInPartitioner) -> None:
+    def __init__(
+        self, name: str, view: TopicMetadata, partitioner: BuiltInPartitioner, most_bytes: int = 0
+    ) -> None:
         self.name = name
+        #: Up to this a batch may grow. Less than configured where the broker took no more.
+        self.most_bytes = most_bytes
         self.view = view
         #: That of `view`.
         self.partition_count = view.partition_count
@@ -131,6 +140,7 @@ class Accumulator:
         memory: Memory,
         *,
         batch_size: int,
+        batch_max_bytes: int = 0,
         linger: float,
         delivery_timeout: float,
         retry_backoff: ExponentialBackoff,
@@ -143,9 +153,12 @@ class Accumulator:
         availability_timeout: float = 0.0,
         compress_inline_bytes: int = 65536,
         loop: Any = None,
+        trouble: Callable[[], BaseException | None] = lambda: None,
     ) -> None:
         self._memory = memory
         self._batch_size = max(1, batch_size)
+        # A batch size of 1 promises one record in each batch.
+        self._batch_max_bytes = batch_max_bytes if batch_size > 1 else 0
         self._linger = linger
         self._delivery_timeout = delivery_timeout
         self._retry_backoff = retry_backoff
@@ -160,6 +173,8 @@ class Accumulator:
         self._availability_timeout = availability_timeout
         self._compress_inline_bytes = compress_inline_bytes
         self._loop = loop
+        #: What is wrong with the brokers just now, for the errors of what was never sent.
+        self._trouble = trouble
         self.estimator = RatioEstimator()
         self.topics: dict[str, TopicState] = {}
         #: Node → queues that can leave now, in the order in which they became ready. Any of
@@ -195,7 +210,10 @@ class Accumulator:
         state = self.topics.get(view.name)
         if state is None:
             state = TopicState(
-                view.name, view, BuiltInPartitioner(view.name, self._batch_size, self._random)
+                view.name,
+                view,
+                BuiltInPartitioner(view.name, self._batch_size, self._random),
+                self._batch_max_bytes,
             )
             self.topics[view.name] = state
             return state
@@ -286,12 +304,14 @@ class Accumulator:
         batch = queue.open
         if batch is None:
             return None
-        before = batch.estimated_size()
-        if before + size + _MOST_ADDED >= batch.write_limit:
+        # One byte more, so that what fills it exactly takes the long way, too.
+        if not batch.has_room(size + _MOST_ADDED + 1):
             return None
+        before = batch.estimated_size()
         delivery = batch.try_append(timestamp, key, value, headers)
         if sticky and delivery is not None:
-            topic.partitioner.update(partition, batch.estimated_size() - before, topic.view, False)
+            size = batch.estimated_size() - before
+            topic.partitioner.update(partition, size, topic.view, batch.ripe)
         return delivery
 
     def append(
@@ -324,10 +344,14 @@ class Accumulator:
             if batch is not None:
                 before = batch.estimated_size()
                 delivery = batch.try_append(timestamp, key, value, headers)
+                if delivery is None:
+                    size = batch_upper_bound(key, value, headers) - BATCH_OVERHEAD
+                    if self._grow(queue, batch, size, now):
+                        delivery = batch.try_append(timestamp, key, value, headers)
                 if delivery is not None:
                     if sticky:
                         self._produced(topic, queue, batch, batch.estimated_size() - before, now)
-                    if batch.is_full():
+                    if not batch.ripe and batch.is_full():
                         self._close_tail(queue, now)
                     if granted:
                         self._returned += granted
@@ -363,6 +387,35 @@ class Accumulator:
         else:
             self._touch(queue, now)
         return delivery
+
+    def _grow(self, queue: PartitionQueue, batch: ProducerBatch, size: int, now: float) -> bool:
+        """Make room for `size` bytes more, or refuse: then the batch is closed.
+
+        Where records are compressed, a batch may need more memory than `batch_size` until it
+        is full. And a full batch that nobody takes yet becomes larger: so batches are small
+        where brokers are quick, and large where they are busy. Memory comes in steps that
+        double, and only while nobody waits for any.
+        """
+        ripe = batch.ripe or batch.estimated_size() + size > batch.write_limit
+        size += batch.size
+        limit = 2 * batch.size
+        if ripe:
+            most = queue.topic.most_bytes
+            if size > most:
+                return False
+            if limit > most:
+                limit = most
+        if limit < size:
+            limit = size
+        if limit > batch.memory:
+            if not self._memory.try_reserve(limit - batch.memory):
+                return False
+            batch.memory = limit
+        batch.capacity = batch.memory
+        if ripe and not batch.ripe:
+            batch.ripe = True
+            self._touch(queue, now)
+        return True
 
     def batch_bytes(self, key: Any, value: Any, headers: bytes) -> int:
         """How much memory a new batch takes that begins with this record."""
@@ -415,7 +468,7 @@ class Accumulator:
     def _produced(
         self, topic: TopicState, queue: PartitionQueue, batch: ProducerBatch, size: int, now: float
     ) -> None:
-        if self._adaptive and batch.count == 1 and now >= topic.load_at:
+        if self._adaptive and (batch.ripe or batch.count == 1) and now >= topic.load_at:
             self._update_load(topic, now)
         topic.partitioner.update(queue.partition, size, topic.view, batch.is_full())
 
@@ -443,7 +496,11 @@ class Accumulator:
                 started += 1
             if info.leader < 0:
                 continue
-            queued = 0 if queue is None else len(queue.batches)
+            queued = 0
+            if queue is not None:
+                for batch in queue.batches:
+                    # One that has grown counts as those it stands for.
+                    queued += 1 + batch.size // self._batch_size if batch.ripe else 1
             if queued and self._availability_timeout > 0:
                 ready, drained = self._node_times.get(info.leader, (0.0, 0.0))
                 if ready - drained > self._availability_timeout:
@@ -610,6 +667,8 @@ class Accumulator:
                 if head is not None:
                     again.append(queue)
                 continue
+            if drained and size + head.estimated_size() > max_size:
+                break
             if head.is_open:
                 head.close()
                 queue.open = None
@@ -620,10 +679,15 @@ class Accumulator:
             batch_size = head.estimated_size()
             if drained and size + batch_size > max_size:
                 break
+            try:
+                self._take(queue, head, now)
+            except Exception:
+                if drained:
+                    break  # what was taken goes; the next call tells
+                raise
             del line[queue]
             queue.ready_at = None
             size += batch_size
-            self._take(queue, head, now)
             drained.append(head)
             again.append(queue)
         if not line:
@@ -689,11 +753,11 @@ class Accumulator:
         return self._give_up(batch, failure, now)
 
     def _take(self, queue: PartitionQueue, batch: ProducerBatch, now: float) -> None:
-        queue.batches.popleft()
-        queue.topic.queued_batches -= 1
         if self._sequences is not None:
             self._sequences.assign(queue.sequences, batch)
         batch.seal()
+        queue.batches.popleft()
+        queue.topic.queued_batches -= 1
         batch.in_flight = True
         batch.sends += 1
         batch.drained_at = now
@@ -774,6 +838,8 @@ class Accumulator:
         if batch.codec is not None and batch.payload is not None:
             ratio = len(batch.payload) / max(1, batch.size - 61)
             self.estimator.reset_after_split(batch.topic, batch.codec.codec_id, ratio)
+        # What is this large is not tried again.
+        queue.topic.most_bytes = min(queue.topic.most_bytes, batch.size // 2)
         parts = batch.split(self._batch_size)
         if self._sequences is not None:
             self._sequences.split(queue.sequences, batch, parts)
@@ -859,20 +925,28 @@ class Accumulator:
     def _expiry(self, batch: ProducerBatch, now: float) -> Failure:
         age_ms = round((now - batch.created_at) * 1000)
         limit_ms = round(self._delivery_timeout * 1000)
+        cause = batch.last_error
         if batch.in_flight:
             what = "the broker has not answered the request that carries it"
         elif batch.sends:
-            what = f"{batch.sends} attempts were made, the last one failed and is to be repeated"
-        elif self._queue(batch).leader < 0:
-            what = "it was never sent: the partition has no leader, or the topic is gone"
+            failed = "the attempt" if batch.sends == 1 else f"the last of {batch.sends} attempts"
+            what = f"{failed} failed with: {cause}"
         else:
-            what = "it was never sent: no connection to the leader had room"
+            cause = self._trouble()
+            if cause is not None:
+                what = f"it was never sent: {cause}"
+            elif self._queue(batch).leader < 0:
+                what = "it was never sent: the partition has no leader, or the topic is gone"
+            else:
+                what = "it was never sent: no connection to the leader had room"
         return Failure(
             DeliveryTimeout,
             f"{batch.count} record(s) for {batch.topic}-{batch.partition} expired "
             f"{age_ms} ms after their batch was created: {what} "
             f"(delivery_timeout_ms={limit_ms})",
             persisted="maybe" if batch.in_flight or batch.maybe_written else "no",
+            code=getattr(cause, "code", None),
+            cause=cause,
             attempts=batch.sends,
             elapsed=now - batch.created_at,
         )

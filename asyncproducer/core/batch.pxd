@@ -30,17 +30,20 @@ cdef Delivery _new_delivery(
 
 cdef class ProducerBatch(Outcome):
     cdef public Py_ssize_t write_limit
+    cdef public Py_ssize_t capacity
     cdef public double created_at
     cdef public object codec
     cdef public double ratio
     cdef public Py_ssize_t memory
     cdef public tuple order
     cdef public bint is_open
+    cdef public bint ripe
     cdef public Py_ssize_t seen
     cdef public Py_ssize_t sends
     cdef public Py_ssize_t attempts
     cdef public bint in_flight
     cdef public bint maybe_written
+    cdef public object last_error
     cdef public double drained_at
     cdef public double retry_at
     cdef public Py_ssize_t sent_to
@@ -61,6 +64,7 @@ cdef class ProducerBatch(Outcome):
 
     cpdef Py_ssize_t estimated_size(self)
     cpdef bint is_full(self)
+    cpdef bint has_room(self, Py_ssize_t size)
 
     @cython.locals(
         count=Py_ssize_t,
@@ -74,7 +78,9 @@ cdef class ProducerBatch(Outcome):
     )
     cpdef Delivery try_append(self, long long timestamp, object key, object value, bytes headers)
 
-    @cython.locals(buffer=bytearray, at="char *", needed=Py_ssize_t, count=Py_ssize_t)
+    @cython.locals(
+        buffer=bytearray, at="char *", needed=Py_ssize_t, count=Py_ssize_t, room=Py_ssize_t
+    )
     cdef object _write(
         self,
         Py_ssize_t body_size,

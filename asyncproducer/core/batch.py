@@ -14,6 +14,7 @@ small bytes objects. `COMPILED` tells which; both are covered by the same tests.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,7 +178,8 @@ def _new_delivery(
 class ProducerBatch(Outcome):
     """A batch of records for one partition, from its first record to its end.
 
-    Open: `try_append` takes records until the batch is full. `close` ends that.
+    Open: `try_append` takes records until the batch is full, or until it is `grow`n and as
+    large as that. `close` ends it.
     `compress` (where a codec is used) and `seal` make `buffers()`. The broker's answer,
     or giving up, sets the outcome (see Outcome).
     """
@@ -196,6 +198,9 @@ class ProducerBatch(Outcome):
     ) -> None:
         super().__init__(topic, partition, loop)
         self.write_limit = write_limit
+        #: Bytes that the records may take before compression: what memory is held for. Parts of
+        #: a split use memory outside the pool.
+        self.capacity = memory if memory > 0 else sys.maxsize
         self.created_at = created_at
         self.codec = codec
         #: The compression estimate, taken once when the batch begins (Java does the same).
@@ -205,6 +210,8 @@ class ProducerBatch(Outcome):
         #: Position of the batch in its partition's order; parts of a split sort inside it.
         self.order: tuple[int, ...] = ()
         self.is_open = True
+        #: Large enough to leave, and still open: it grows on until its broker takes it.
+        self.ripe = False
         #: How many records it had when it was last looked at (adaptive linger).
         self.seen = 0
         #: How often it was handed to a connection, and how often it was put back.
@@ -212,6 +219,8 @@ class ProducerBatch(Outcome):
         self.attempts = 0
         self.in_flight = False
         self.maybe_written = False
+        #: Why the last attempt was no success.
+        self.last_error: BaseException | None = None
         self.drained_at = -1.0
         #: Not before this time may it be sent again.
         self.retry_at = 0.0
@@ -251,7 +260,15 @@ class ProducerBatch(Outcome):
 
     def is_full(self) -> bool:
         """Whether the batch should leave: closed, or filled to its limit."""
-        return not self.is_open or (self.count > 0 and self.write_limit <= self.estimated_size())
+        if not self.is_open or self.ripe:
+            return True
+        return self.count > 0 and self.write_limit <= self.estimated_size()
+
+    def has_room(self, size: int) -> bool:
+        """Whether `size` bytes more still leave a batch that is not full."""
+        if self.size + size > self.capacity:
+            return False
+        return self.ripe or self.estimated_size() + size <= self.write_limit
 
     def try_append(self, timestamp: int, key: Any, value: Any, headers: bytes) -> Delivery | None:
         """Write a record, or return None if the batch is closed or has no room for it.
@@ -274,7 +291,7 @@ class ProducerBatch(Outcome):
         fields_size += 1 if value_size < 0 else value_size + _size_of_length(value_size)
         body_size = 1 + _size_of_delta(delta) + _size_of_length(count) + fields_size
         record_size = body_size + _size_of_length(body_size)
-        if count > 0 and self.estimated_size() + record_size > self.write_limit:
+        if count > 0 and not self.has_room(record_size):
             return None
         self._write(body_size, record_size, delta, key_size, key, value_size, value, headers)
         self.count = count + 1
@@ -305,7 +322,10 @@ class ProducerBatch(Outcome):
             # The limit is an estimate where records are compressed: grow beyond it.
             needed = self.size + record_size
             if needed > len(buffer):
-                PyByteArray_Resize(buffer, max(needed, 2 * len(buffer)))
+                room = 2 * len(buffer)
+                if self.capacity < room:
+                    room = self.capacity
+                PyByteArray_Resize(buffer, needed if needed > room else room)
             at = PyByteArray_AS_STRING(buffer) + self.size
             at = _put_varint(at, body_size)
             at[0] = 0

@@ -1,3 +1,4 @@
+# cython: nonecheck=True
 """What becomes of a record: one `Outcome` per batch, one small `Delivery` per record.
 
 A Delivery is (outcome, index). Acknowledging a batch therefore sets one state and
@@ -264,6 +265,10 @@ class Delivery:
 
     Awaiting again gives the same again. Cancelling the wait does not cancel the
     record: it is on its way. Raises DeliveryError, see there for `persisted`.
+
+    It is no asyncio.Future: it cannot be cancelled, and `asyncio.wait` does not take it. For
+    several use `asyncio.gather(*deliveries, return_exceptions=True)`, or
+    `asyncio.ensure_future(delivery)` where a future is wanted.
     """
 
     __slots__ = ("_index", "_key_size", "_observed", "_outcome", "_timestamp", "_value_size")
@@ -469,3 +474,5 @@ def _wake(loop: Any, waiters: list[Waiter]) -> None:
             if at < len(waiters):
                 loop.call_soon(_wake, loop, waiters[at:])
             raise
+    # A cancelled task holds this frame in its error: it must not hold the task in return.
+    wakeup = None

@@ -11,7 +11,8 @@ hands to each request: uvicorn and hypercorn do. So it belongs to the event loop
 serves, and every worker process has its own.
 
 In your tests, a producer of the test takes its place without any lifespan:
-`app.dependency_overrides[get_producer] = lambda: producer`.
+`app.dependency_overrides[get_producer] = lambda: producer`. In virtual time give an
+`async def` instead: FastAPI calls plain functions in threads, which have a time of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
-from asyncproducer.producer import Producer
+from asyncproducer.producer import Producer, Unset
 
 __all__ = ["get_producer", "lifespan", "readiness"]
 
@@ -36,7 +37,7 @@ def lifespan(
     make_producer: Callable[[], Producer[Any, Any]],
     *,
     warm_up: Sequence[str] = (),
-    close_timeout: float | None = 30.0,
+    close_timeout: float | Unset | None = Unset.CLOSE_TIMEOUT,
 ) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
     """A lifespan for `FastAPI(lifespan=...)`: a started producer, closed at the end.
 
@@ -44,7 +45,8 @@ def lifespan(
     cannot be started again. `warm_up` names topics whose metadata and connections are
     there before the first request. When no broker can be reached, or a topic is not
     there, the application does not start. At the end what is buffered is sent, for at
-    most `close_timeout` seconds: less than your platform waits before it kills.
+    most `close_timeout` seconds (else the producer's own): less than your platform waits
+    before it kills.
 
     With a lifespan of your own: `async with lifespan(make)(app) as state: yield state | mine`.
     """
@@ -60,16 +62,20 @@ def lifespan(
             report = await producer.close(close_timeout)
             if not report.clean:
                 logger.error(
-                    "%d records were not acknowledged within %s s at shutdown and were given up",
+                    "%d records were not acknowledged within %.1f s at shutdown and were given up",
                     report.aborted,
-                    close_timeout,
+                    report.elapsed,
                 )
 
     return manage
 
 
 async def get_producer(connection: HTTPConnection) -> Producer[Any, Any]:
-    """The dependency: the application's producer, for HTTP routes and WebSockets."""
+    """The dependency: the application's producer, for HTTP routes and WebSockets.
+
+    Never waits. Raises RuntimeError where no `lifespan` of ours has put one into the
+    lifespan state.
+    """
     producer: Producer[Any, Any] | None = getattr(connection.state, "producer", None)
     if producer is None:
         raise RuntimeError(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import sys
 from collections import Counter
@@ -19,7 +20,13 @@ from asyncproducer.core.compression import Codec, codec
 from asyncproducer.core.delivery import Delivery, Failure
 from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
 from asyncproducer.core.sequences import Sequences
-from asyncproducer.errors import AbortedError, BrokerRejected, DeliveryTimeout
+from asyncproducer.errors import (
+    AbortedError,
+    BrokerError,
+    BrokerRejected,
+    DeliveryTimeout,
+    IllegalStateError,
+)
 from asyncproducer.testing.batches import decode_batch
 
 T0 = 1_700_000_000_000
@@ -665,6 +672,7 @@ def test_a_retry_keeps_the_time_of_its_creation() -> None:
     batch = rig.drain_one()
     rig.now += 1.5
     batch.maybe_written = True
+    batch.last_error = BrokerError(7, "slow")
     rig.retry(batch)
     rig.now += 0.5
     assert rig.accumulator.expire(rig.now) == [batch]
@@ -672,7 +680,9 @@ def test_a_retry_keeps_the_time_of_its_creation() -> None:
     error = delivery.exception()
     assert error is not None
     assert (error.persisted, error.attempts) == ("maybe", 1)
-    assert "the last one failed" in str(error)
+    assert f"the attempt failed with: {batch.last_error}" in str(error)
+    assert error.__cause__ is batch.last_error
+    assert error.code == 7
 
 
 def test_expired_on_the_wire_is_told_at_once_but_memory_waits() -> None:
@@ -939,6 +949,205 @@ def test_a_value_that_cannot_be_read_leaves_nothing_behind(granted: int) -> None
     delivery = rig.append()
     rig.acknowledge(rig.drain_one())
     assert delivery.done()
+
+
+# -- growing -------------------------------------------------------------------------------
+
+
+def growing(leaders: Sequence[int] = (1,), *, most: int = 5000, **options: Any) -> Rig:
+    """batch_size=1000; a full batch may become `most` bytes until it leaves."""
+    return Rig(leaders, batch_max_bytes=most, **options)
+
+
+def test_a_full_batch_may_leave_and_grows_on_until_it_does() -> None:
+    rig = growing(linger=50.0)
+    rig.append(bytes(900))
+    assert rig.ready() == set()
+    deliveries = [rig.append(bytes(900)) for _ in range(3)]
+    assert rig.ready() == {1}
+    assert len(rig.queue().batches) == 1
+    batch = rig.drain_one()
+    assert values(batch) == [bytes(900)] * 4
+    rig.acknowledge(batch, 10)
+    assert [delivery.result().offset for delivery in deliveries] == [11, 12, 13]
+    assert rig.taken() == 0
+
+
+def test_what_comes_after_it_left_begins_another() -> None:
+    rig = growing()
+    for _ in range(3):
+        rig.append(bytes(900))
+    first = rig.drain_one()
+    rig.append(bytes(10))
+    assert rig.queue().open is not first
+    assert first.count == 3
+
+
+def test_a_batch_that_is_not_full_does_not_take_memory_to_grow() -> None:
+    rig = growing()
+    rig.append(bytes(100))
+    rig.append(bytes(100))
+    assert rig.memory.taken == 1000
+    assert rig.queue().open is not None
+    assert not rig.queue().batches[0].ripe
+
+
+def test_memory_doubles_as_it_grows_and_covers_the_bytes() -> None:
+    rig = growing(most=100_000)
+    taken = []
+    for _ in range(200):
+        rig.append(bytes(100))
+        [batch] = rig.queue().batches
+        assert batch.size <= batch.memory == rig.memory.taken
+        if rig.memory.taken not in taken:
+            taken.append(rig.memory.taken)
+    assert taken[0] == 1000
+    assert len(taken) < 8
+    assert all(1.5 < later / earlier <= 2 for earlier, later in itertools.pairwise(taken))
+
+
+def test_it_never_grows_beyond_its_bound() -> None:
+    rig = growing(most=5000)
+    for _ in range(100):
+        rig.append(bytes(100))
+    sizes = [batch.size for batch in rig.queue().batches]
+    assert len(sizes) == 3
+    assert all(4800 < size <= 5000 for size in sizes[:2])
+    assert rig.memory.taken == sum(batch.memory for batch in rig.queue().batches)
+
+
+def test_the_bound_below_the_batch_size_is_no_growth() -> None:
+    """Java's behaviour."""
+    rig = growing(most=999)
+    for _ in range(3):
+        rig.append(bytes(900))
+    assert [batch.count for batch in rig.queue().batches] == [1, 1, 1]
+
+
+def test_one_record_a_batch_stays_one_record_a_batch() -> None:
+    rig = Rig(batch_size=1, batch_max_bytes=5000)
+    for _ in range(3):
+        rig.append(bytes(10))
+    assert [batch.count for batch in rig.queue().batches] == [1, 1, 1]
+
+
+def test_a_record_larger_than_the_bound_gets_its_own_batch() -> None:
+    rig = growing(most=5000)
+    rig.append(bytes(900))
+    rig.append(bytes(6000))
+    assert [batch.count for batch in rig.queue().batches] == [1, 1]
+
+
+def test_nothing_grows_while_others_wait_for_memory() -> None:
+    rig = growing()
+    rig.append(bytes(900))
+    rig.memory.waiting = 1
+    assert rig.try_append(bytes(900)) is None
+    assert not rig.queue().batches[0].ripe
+    assert rig.memory.taken == 1000
+
+
+def test_nothing_grows_without_memory() -> None:
+    rig = growing(memory=Pool(1800))
+    rig.append(bytes(900))
+    assert rig.try_append(bytes(900)) is None
+    assert rig.memory.taken == 1000
+    assert rig.taken() == 1000
+
+
+def test_what_the_broker_found_too_large_is_not_tried_again() -> None:
+    rig = growing(most=8000)
+    for _ in range(7):
+        rig.append(bytes(900))
+    batch = rig.drain_one()
+    rig.accumulator.landed(batch)
+    parts = rig.accumulator.split(batch, rig.now)
+    assert len(parts) == 7
+    for _ in range(20):
+        rig.append(bytes(900))
+    grown = [b for b in rig.queue().batches if b not in parts]
+    assert len(grown) > 1
+    assert max(b.size for b in grown) <= batch.size // 2
+
+
+def test_a_compressed_batch_grows_by_what_it_takes_uncompressed() -> None:
+    rig = growing(codec=codec("lz4"), most=20_000)
+    for _ in range(150):
+        rig.accumulator.estimator.observe("orders", 3, 0.01)  # down to a quarter
+    rig.append(bytes(100))
+    [batch] = rig.queue().batches
+    while batch.size < 2500:
+        rig.append(bytes(100))
+    assert not batch.ripe, "the estimate is what counts until it is full, as in Java"
+    assert batch.size <= batch.memory == rig.memory.taken
+    while not batch.ripe:
+        rig.append(bytes(100))
+    assert batch.size < batch.memory == rig.memory.taken
+    for _ in range(900):
+        rig.append(bytes(100))
+        last = rig.queue().batches[-1]
+        assert not last.ripe or last.size <= last.memory
+    assert max(b.size for b in rig.queue().batches) <= 20_000
+
+
+def test_memory_bounds_what_compressed_batches_take() -> None:
+    """Java counts batch_size, however much the records take before they are compressed."""
+    rig = Rig(codec=codec("lz4"), memory=Pool(20_000))
+    for _ in range(300):
+        rig.accumulator.estimator.observe("orders", 3, 0.01)
+    while rig.try_append(bytes(100)) is not None:
+        batches = rig.queue().batches
+        assert all(batch.size <= batch.memory for batch in batches)
+        assert rig.memory.taken == sum(batch.memory for batch in batches)
+    assert sum(batch.size for batch in rig.queue().batches) > 10_000
+
+
+def test_a_batch_that_cannot_be_sealed_does_not_take_others_with_it() -> None:
+    rig = Rig([1, 1, 1], linger=0.0, delivery_timeout=5.0)
+    deliveries = [rig.append(partition=partition) for partition in range(3)]
+    broken = rig.queue(1).batches[0]
+    broken.transactional = True  # without a producer id
+    assert partitions(rig.drain()) == [0]
+    with pytest.raises(IllegalStateError, match="transactional"):
+        rig.drain()
+    rig.now += 5.0
+    rig.accumulator.expire(rig.now)
+    assert isinstance(deliveries[1].exception(), DeliveryTimeout)
+
+
+def test_a_grown_batch_that_finds_no_place_in_a_request_grows_on() -> None:
+    rig = growing([1, 1], most=5000)
+    for partition in (0, 1):
+        for _ in range(3):
+            rig.append(bytes(900), partition=partition)
+    assert partitions(rig.drain(max_size=4000)) == [0]
+    assert rig.queue(1).open is not None
+    rig.append(bytes(900), partition=1)
+    [batch] = rig.drain()
+    assert (batch.partition, batch.count) == (1, 4)
+
+
+def test_the_sticky_partition_is_left_although_its_batch_grows() -> None:
+    """KIP-794: after batch_size bytes, as without growing."""
+    rig = growing([1, 1, 1], most=100_000)
+    chosen = [rig.append(bytes(90), partition=-1).partition for _ in range(60)]
+    runs = [len(list(group)) for _, group in itertools.groupby(chosen)]
+    assert len(runs) >= 4
+    assert max(runs) <= 24, "two choices of the same partition in a row at most"
+    assert {len(rig.queue(p).batches) for p in set(chosen)} == {1}
+
+
+def test_what_has_grown_counts_for_the_load_as_the_batches_it_stands_for() -> None:
+    """RA-28 with queues of one grown batch each."""
+    rig = growing([1, 2, 3], most=100_000)
+    for partition, count_ in ((0, 1), (1, 7), (2, 2)):
+        for _ in range(count_):
+            rig.append(bytes(900), partition=partition)
+    assert [len(rig.queue(p).batches) for p in range(3)] == [1, 1, 1]
+    assert rig.append(bytes(2000), partition=-1).partition == 0
+    chosen = Counter(rig.append(bytes(2000), partition=-1).partition for _ in range(140))
+    assert chosen[1] < 20
+    assert min(chosen[0], chosen[2]) > 50
 
 
 # -- compression ---------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class Setup(NamedTuple):
     delivery_timeout: float = 1000.0
     total_memory: int = 8000
     batch_size: int = 400
+    batch_max_bytes: int = 0
     partitions: int = 3
     nodes: int = 3
     first_epoch: int = 0
@@ -342,6 +343,7 @@ class Storm:
         self.accumulator = Accumulator(
             self.pool,
             batch_size=setup.batch_size,
+            batch_max_bytes=setup.batch_max_bytes,
             linger=0.005,
             delivery_timeout=setup.delivery_timeout,
             retry_backoff=ExponentialBackoff(0.1, 1.0, random=self.random.random),
@@ -908,6 +910,14 @@ SETUPS = {
     "deep pipelines, few retries": DEEP._replace(answers=8, errors=0.5, retries=1),
     "adaptive linger": Setup(total_memory=10**5, adaptive_linger=True),
     "hardly any memory": Setup(total_memory=1000, partitions=2),
+    "growing": Setup(total_memory=10**5, batch_max_bytes=3000),
+    "growing, lz4": Setup(total_memory=10**5, batch_max_bytes=3000, compression="lz4"),
+    "growing, little memory": Setup(batch_max_bytes=3000, answers=8),
+    "growing, expiring": Setup(batch_max_bytes=3000, delivery_timeout=0.6, answers=8),
+    "growing, plain, one in flight": Setup(
+        idempotent=False, max_in_flight=1, total_memory=10**5, batch_max_bytes=3000
+    ),
+    "growing, deep pipelines": DEEP._replace(batch_max_bytes=2000, answers=8),
 }
 
 

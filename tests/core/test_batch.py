@@ -134,6 +134,44 @@ def test_the_crc_covers_everything_from_the_attributes_on() -> None:
             decode_batch(bytes(damaged))
 
 
+def castagnoli(data: bytes) -> int:
+    """CRC-32C bit by bit, as it is defined, by no library."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("which", CODECS)
+def test_the_crc_that_sealing_writes_is_castagnolis(which: Codec | None) -> None:
+    """Spec 2.5: the check value says what CRC it is, and `seal` writes that one."""
+    check = b"123456789"
+    assert castagnoli(check) == 0xE3069283
+    batch = new(codec=which)
+    add(batch, check, key=check, headers=[("h", check)])
+    batch.set_producer_state(7, 0, 100, transactional=False)
+    data = finish(batch)
+    assert struct.unpack_from(">I", data, 17) == (castagnoli(data[21:]),)
+
+
+def test_the_check_value_of_the_crc_comes_out_of_sealing() -> None:
+    """Spec 2.5: 0xE3069283, of a batch whose last bytes are "123456789".
+
+    CRCs of data of one length are linear: what two tails that differ make of the CRC does
+    not depend on what is before them.
+    """
+    crcs: list[int] = []
+    for tail in (b"123456789", bytes(9)):
+        batch = new()
+        add(batch, headers=[("h", tail)])
+        data = finish(batch)
+        assert data.endswith(tail)
+        crcs += struct.unpack_from(">I", data, 17)
+    assert crcs[0] ^ crcs[1] ^ castagnoli(bytes(9)) == 0xE3069283
+
+
 @pytest.mark.parametrize(
     ("delta", "encoded"),
     [
@@ -151,10 +189,14 @@ def test_the_crc_covers_everything_from_the_attributes_on() -> None:
         (2**40, "808080808040"),
         (-(2**40), "ffffffffff3f"),
         (2**62, "808080808080808080" + "01"),
+        (2**63 - 1, "feffffffffffffffff01"),
+        # The oldest timestamp there is (none, -1) after the newest one.
+        (-(2**63), "ffffffffffffffffff01"),
     ],
 )
 def test_timestamp_deltas_are_zigzag_varints(delta: int, encoded: str) -> None:
-    base = T0 + 2**41 if delta < 0 else 0
+    """Spec 2.1: both ends of what 64 bits hold are among the vectors."""
+    base = 2**63 - 1 if delta < 0 else 0
     batch = new()
     add(batch, timestamp=base)
     begin = batch.size
@@ -162,6 +204,8 @@ def test_timestamp_deltas_are_zigzag_varints(delta: int, encoded: str) -> None:
     record = bytes(batch.uncompressed())[begin - BATCH_OVERHEAD :]
     rest = bytes.fromhex(encoded) + bytes.fromhex("02" + "01" + "0276" + "00")
     assert record == bytes([2 * (1 + len(rest)), 0]) + rest
+    read = read_records(batch.uncompressed(), 2)
+    assert [record.timestamp_delta for record in read] == [0, delta]
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 8191, 8192, 1_048_575, 1_048_576])

@@ -21,7 +21,10 @@ Message = MutableMapping[str, Any]
 class App:
     """A small application, its producers, and a client for it."""
 
-    def __init__(self, cluster: EmbeddedCluster, **options: Any) -> None:
+    def __init__(
+        self, cluster: EmbeddedCluster, producer: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        self._options = producer or {}
         self.made: list[Producer[Any, Any]] = []
         self.fastapi = FastAPI(lifespan=lifespan(self._make, **options))
         self.fastapi.include_router(readiness())
@@ -30,7 +33,10 @@ class App:
 
     def _make(self) -> Producer[Any, Any]:
         producer: Producer[Any, Any] = Producer(
-            self._cluster.bootstrap_servers, connector=self._cluster.connector, max_block_ms=1000
+            self._cluster.bootstrap_servers,
+            connector=self._cluster.connector,
+            max_block_ms=1000,
+            **self._options,
         )
         self.made.append(producer)
         return producer
@@ -151,6 +157,21 @@ async def test_the_end_of_the_application_is_bounded_and_tells_what_it_gave_up(
     assert delivery.exception() is not None
     assert "1 records were not acknowledged within 2.0 s" in caplog.text
     assert caplog.records[-1].levelno == logging.ERROR
+
+
+@pytest.mark.parametrize(
+    ("options", "takes"), [({}, 3.0), ({"close_timeout": 2.0}, 2.0), ({"close_timeout": None}, 9.0)]
+)
+async def test_the_end_takes_as_long_as_the_lifespan_says_else_as_the_producer(
+    cluster: EmbeddedCluster, options: dict[str, Any], takes: float
+) -> None:
+    producer = {"close_timeout": 3.0, "delivery_timeout_ms": 9000, "request_timeout_ms": 8000}
+    app = App(cluster, producer, warm_up=["t"], **options)
+    async with app.client():
+        cluster.inject(api="produce", no_answer=True, times=None)
+        delivery = await app.made[0].enqueue("t", "lost words")
+    assert (await app.made[0].close()).elapsed == pytest.approx(takes, abs=0.01)
+    assert delivery.exception() is not None
 
 
 async def test_a_producer_of_a_test_takes_its_place_without_a_lifespan(

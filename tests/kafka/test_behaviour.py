@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __init__ has no __all__
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
 from confluent_kafka.cimpl import NewPartitions
 from kio.schema.alter_client_quotas.v1.request import (
     AlterClientQuotasRequest,
@@ -18,10 +31,15 @@ from kio.schema.alter_client_quotas.v1.request import (
     OpData,
 )
 from kio.schema.alter_client_quotas.v1.response import AlterClientQuotasResponse
-from kio.static.primitive import f64
+from kio.schema.describe_producers.v0.request import DescribeProducersRequest, TopicRequest
+from kio.schema.describe_producers.v0.response import DescribeProducersResponse
+from kio.schema.types import TopicName
+from kio.static.primitive import f64, i32
 
 from asyncproducer import (
     AbortedError,
+    AuthenticationError,
+    AuthorizationError,
     BrokerError,
     BrokerRejected,
     BufferTimeout,
@@ -30,6 +48,7 @@ from asyncproducer import (
     DeliveryError,
     DeliveryTimeout,
     ErrorCode,
+    Interceptor,
     InvalidTopic,
     MetadataTimeout,
     Producer,
@@ -37,14 +56,14 @@ from asyncproducer import (
     RecordTooLarge,
 )
 from asyncproducer.core.batch import batch_upper_bound
-from asyncproducer.testing import EmbeddedCluster
-from asyncproducer.testing.batches import split_batches
-from asyncproducer.testing.kafka import KafkaCluster
+from asyncproducer.testing import EmbeddedCluster, kafka_nodes
+from asyncproducer.testing.batches import read_header, split_batches
+from asyncproducer.testing.kafka import KafkaCluster, KafkaSource, KafkaUnavailable
 from asyncproducer.testing.kafka_nodes import free_ports
 from asyncproducer.testing.raw_client import RawClient
 
 if TYPE_CHECKING:
-    from tests.kafka.conftest import FreshTopic, Log, Reader
+    from tests.kafka.conftest import FreshTopic, Log, Reader, Until
 
 BytesProducer = Producer[Any, Any]
 
@@ -641,6 +660,293 @@ async def test_the_last_of_three_brokers_cannot_acknowledge(
         [b"before", b"after"],
         [b"before", b"during", b"after"],
     )
+
+
+# -- who may do what, and what brokers forget
+
+#: After so long a broker wants to hear the password again (KIP-368).
+SESSION_MS = 1500
+
+
+class GuardedKafka:
+    """A broker with a second listener: users log in there, and may do what they were granted.
+
+    Who comes without a name, as our own tools do, may do everything.
+    """
+
+    def __init__(self) -> None:
+        plain, controller, sasl = self._ports = free_ports(3)
+        mechanism = "listener.name.sasl.scram-sha-256"
+        self.servers = f"127.0.0.1:{sasl}"
+        self.kafka = KafkaCluster(
+            # The second listener needs a port that is known here, so no container.
+            source=KafkaSource.JVM,
+            own=True,
+            properties={
+                "listeners": f"PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},"
+                f"SASL://127.0.0.1:{sasl}",
+                "advertised.listeners": f"PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl}",
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,"
+                "SASL:SASL_PLAINTEXT",
+                "inter.broker.listener.name": "PLAINTEXT",
+                "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+                f"{mechanism}.sasl.jaas.config": "org.apache.kafka.common.security.scram."
+                "ScramLoginModule required;",
+                f"{mechanism}.connections.max.reauth.ms": f"{SESSION_MS}",
+                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "super.users": "User:ANONYMOUS",
+                "producer.id.expiration.ms": "1000",
+                "producer.id.expiration.check.interval.ms": "100",
+            },
+        )
+        self._names = (f"user-{number}" for number in itertools.count(1))
+
+    def start(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kafka_nodes, "free_ports", lambda count: self._ports[:count])
+            self.kafka.start()
+
+    def a_stranger(self) -> str:
+        """A user's name that no broker has heard of."""
+        return next(self._names)
+
+    async def a_user(self) -> str:
+        """A user who can log in, and may do nothing."""
+        user = self.a_stranger()
+        await self.set_password(user)
+        return user
+
+    async def set_password(self, user: str) -> None:
+        credentials = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+        change = UserScramCredentialUpsertion(user, credentials, b"secret")
+        await administrate(self.kafka, lambda a: a.alter_user_scram_credentials([change]))
+
+    async def forget_password(self, user: str) -> None:
+        change = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
+        await administrate(self.kafka, lambda a: a.alter_user_scram_credentials([change]))
+
+    async def grant(
+        self, user: str, operation: AclOperation, topic: str | None, until: Until
+    ) -> None:
+        """For a topic, or for the cluster. Returns when it is in force."""
+        what: tuple[Any, ...] = (
+            ResourceType.BROKER if topic is None else ResourceType.TOPIC,
+            "kafka-cluster" if topic is None else topic,
+            ResourcePatternType.LITERAL,
+            f"User:{user}",
+            "*",
+            operation,
+            AclPermissionType.ALLOW,
+        )
+        await administrate(self.kafka, lambda a: a.create_acls([AclBinding(*what)]))
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        await asyncio.to_thread(
+            until, lambda: bool(admin.describe_acls(AclBindingFilter(*what)).result(20))
+        )
+
+    def producer(self, user: str, **options: Any) -> BytesProducer:
+        return BytesProducer(
+            self.servers,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="SCRAM-SHA-256",
+            sasl_username=user,
+            sasl_password="secret",
+            **options,
+        )
+
+    def active_producers(self, topic: str) -> list[int]:
+        """The producer ids that the leader of partition 0 remembers."""
+        answer = self.kafka.admin._ask(
+            DescribeProducersRequest(
+                topics=(TopicRequest(name=TopicName(topic), partition_indexes=(i32(0),)),)
+            ),
+            DescribeProducersResponse,
+            None,
+        )
+        (partition,) = answer.topics[0].partitions
+        assert int(partition.error_code) == ErrorCode.NONE
+        return [state.producer_id for state in partition.active_producers]
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[GuardedKafka]:
+    guarded = GuardedKafka()
+    try:
+        guarded.start()
+    except KafkaUnavailable as error:
+        pytest.fail(str(error), pytrace=False)
+    try:
+        yield guarded
+    finally:
+        guarded.kafka.stop()
+
+
+def ways_to_ask(producer: BytesProducer, topic: str) -> list[Coroutine[Any, Any, Any]]:
+    """All that need a topic's metadata."""
+    return [
+        producer.send(topic, b"value"),
+        producer.partitions_for(topic),
+        producer.warm_up(topic),
+    ]
+
+
+async def test_a_topic_that_may_not_be_described(
+    guarded: GuardedKafka, fresh_topic: FreshTopic, until: Until, read_log: Reader
+) -> None:
+    """IT-17: the topic is named at once; the same producer writes to it when it is granted."""
+    topic = fresh_topic(1, cluster=guarded.kafka)
+    user = await guarded.a_user()
+    async with guarded.producer(user) as producer:
+        began = time.monotonic()
+        for ask in ways_to_ask(producer, topic):
+            with pytest.raises(
+                AuthorizationError, match=f"not authorized for topic '{topic}'"
+            ) as e:
+                await ask
+            assert e.value.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert time.monotonic() - began < 10
+        await guarded.grant(user, AclOperation.WRITE, topic, until)  # implies describing it
+        for ask in ways_to_ask(producer, topic):
+            await ask
+    assert values(await read_log(guarded.kafka, topic)) == [b"value"]
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_topic_that_may_not_be_written(
+    guarded: GuardedKafka,
+    fresh_topic: FreshTopic,
+    until: Until,
+    read_log: Reader,
+    idempotent: bool,
+) -> None:
+    """IT-17: the delivery and the callbacks are told; other topics go on, and so does this one
+    when it is granted."""
+    told: list[tuple[str, Any]] = []
+
+    class Notes(Interceptor):
+        def on_acknowledgement(self, metadata: Any, exception: Any, headers: Any) -> None:
+            told.append((metadata.topic, getattr(exception, "code", None)))
+
+    denied, allowed = fresh_topic(1, cluster=guarded.kafka), fresh_topic(1, cluster=guarded.kafka)
+    user = await guarded.a_user()
+    await guarded.grant(user, AclOperation.DESCRIBE, denied, until)
+    # To write to any topic is enough for a producer id (KIP-679).
+    await guarded.grant(user, AclOperation.WRITE, allowed, until)
+    async with guarded.producer(
+        user, enable_idempotence=idempotent, interceptors=[Notes()]
+    ) as producer:
+        await producer.warm_up(denied, allowed)
+        for number in range(3):
+            forbidden = producer.send_nowait(denied, b"forbidden")
+            called: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+            forbidden.add_done_callback(called.set_result)
+            with pytest.raises(BrokerRejected) as caught:
+                await forbidden
+            assert caught.value.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            assert (caught.value.topic, caught.value.persisted) == (denied, "no")
+            in_callback = (await called).exception()
+            assert isinstance(in_callback, BrokerRejected)
+            assert in_callback.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            assert (await producer.send(allowed, b"%d" % number)).offset == number
+        await guarded.grant(user, AclOperation.WRITE, denied, until)
+        assert (await producer.send(denied, b"granted")).offset == 0
+    assert told[:2] == [(denied, ErrorCode.TOPIC_AUTHORIZATION_FAILED), (allowed, None)]
+    assert told == told[:2] * 3 + [(denied, None)]
+    assert values(await read_log(guarded.kafka, denied)) == [b"granted"]
+    assert values(await read_log(guarded.kafka, allowed)) == [b"0", b"1", b"2"]
+
+
+async def test_idempotent_writes_that_are_not_granted(
+    guarded: GuardedKafka, fresh_topic: FreshTopic, until: Until, read_log: Reader
+) -> None:
+    """IT-17: without the right to a producer id nothing is sent; once it is granted, the same
+    producer goes on."""
+    topic = fresh_topic(1, cluster=guarded.kafka)
+    user = await guarded.a_user()
+    await guarded.grant(user, AclOperation.DESCRIBE, topic, until)
+    async with guarded.producer(user) as producer:
+        for _ in range(2):
+            with pytest.raises(AbortedError, match="grant IDEMPOTENT_WRITE") as caught:
+                await producer.send(topic, b"without an id")
+            assert caught.value.persisted == "no"
+            assert isinstance(caught.value.__cause__, AuthorizationError)
+            assert caught.value.__cause__.code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        await guarded.grant(user, AclOperation.IDEMPOTENT_WRITE, None, until)
+        await producer.warm_up(topic)  # there is an id now
+        with pytest.raises(BrokerRejected) as refused:
+            await producer.send(topic, b"without the topic")
+        assert refused.value.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        await guarded.grant(user, AclOperation.WRITE, topic, until)
+        assert [(await producer.send(topic, b"%d" % n)).offset for n in range(3)] == [0, 1, 2]
+    assert values(await read_log(guarded.kafka, topic)) == [b"0", b"1", b"2"]
+
+
+async def test_credentials_that_do_not_exist_yet(
+    guarded: GuardedKafka, fresh_topic: FreshTopic, until: Until, read_log: Reader
+) -> None:
+    """IT-18: start() says so at once, and succeeds as soon as they do. When they are gone
+    again, every way to ask for a topic says so; until they are there."""
+    known, new = fresh_topic(1, cluster=guarded.kafka), fresh_topic(1, cluster=guarded.kafka)
+    user = guarded.a_stranger()
+    for topic in (known, new):
+        await guarded.grant(user, AclOperation.WRITE, topic, until)
+    producer = guarded.producer(user)
+    began = time.monotonic()
+    with pytest.raises(AuthenticationError, match="SCRAM-SHA-256: Authentication failed") as caught:
+        await producer.start()
+    assert caught.value.code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert time.monotonic() - began < 5
+    assert producer.health.state == "created"
+
+    await guarded.set_password(user)
+    async with asyncio.timeout(10):
+        while producer.health.state == "created":
+            try:
+                await producer.start()
+            except AuthenticationError:
+                pass  # it takes the broker a moment to hear of them
+    async with producer:
+        assert (await producer.send(known, b"0")).offset == 0
+        await guarded.forget_password(user)
+        # The broker asks for it when the session is over.
+        await asyncio.to_thread(until, lambda: not producer.health.ready)
+        assert "Authentication failed" in str(producer.health.problem)
+        began = time.monotonic()
+        for ask in ways_to_ask(producer, new):
+            with pytest.raises(AuthenticationError):
+                await ask
+        assert time.monotonic() - began < 5
+        await guarded.set_password(user)
+        await asyncio.to_thread(until, lambda: producer.health.ready)
+        for ask in ways_to_ask(producer, new):
+            await ask
+        assert (await producer.send(known, b"1")).offset == 1
+    assert values(await read_log(guarded.kafka, known)) == [b"0", b"1"]
+    assert values(await read_log(guarded.kafka, new)) == [b"value"]
+
+
+async def test_a_broker_that_has_forgotten_the_producer(
+    guarded: GuardedKafka, fresh_topic: FreshTopic, until: Until, read_log: Reader
+) -> None:
+    """IT-12: a producer id expires when nothing is sent with it for long (a day by default).
+    An idempotent producer sends on with its next sequence, and nobody notices."""
+    topic = fresh_topic(1, cluster=guarded.kafka)
+    async with BytesProducer(guarded.kafka.bootstrap_servers) as producer:
+        for round_ in range(3):
+            for number in range(3):
+                metadata = await producer.send(topic, b"%d" % (3 * round_ + number))
+                assert metadata.offset == 3 * round_ + number
+            assert len(guarded.active_producers(topic)) == 1
+            await asyncio.to_thread(until, lambda: guarded.active_producers(topic) == [])
+        metrics = producer.metrics()
+    assert (metrics["record_retry_total"], metrics["record_error_total"]) == (0, 0)
+    assert values(await read_log(guarded.kafka, topic)) == [b"%d" % n for n in range(9)]
+    # All with one producer id, in the order of their sequences.
+    headers = [
+        read_header(data) for data in await stored_batches(guarded.kafka, topic, partitions=1)
+    ]
+    assert len({(header.producer_id, header.producer_epoch) for header in headers}) == 1
+    assert [header.base_sequence for header in headers] == list(range(9))
 
 
 # -- metrics

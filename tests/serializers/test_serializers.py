@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import pydantic
 import pytest
 
 from asyncproducer import SerializationError
@@ -23,6 +24,13 @@ class Order:
     id: UUID
     at: datetime
     price: Decimal
+
+
+class Model(pydantic.BaseModel):
+    id: UUID
+    at: datetime
+    price: Decimal
+    link: pydantic.HttpUrl
 
 
 ORDER = Order(UUID(int=7), datetime(2026, 1, 2, tzinfo=UTC), Decimal("9.50"))
@@ -46,6 +54,41 @@ def test_json_takes_dataclasses_dates_decimals_and_uuids() -> None:
 def test_msgpack_takes_the_same_and_bytes() -> None:
     assert msgspec.msgpack.decode(msgpack_serializer(ORDER), type=Order) == ORDER
     assert msgspec.msgpack.decode(msgpack_serializer({"raw": b"\x00"})) == {"raw": b"\x00"}
+
+
+MODEL = Model(
+    id=ORDER.id, at=ORDER.at, price=ORDER.price, link=pydantic.HttpUrl("https://example.org/")
+)
+PLAIN_MODEL = {**PLAIN, "link": "https://example.org/"}
+
+
+@pytest.mark.parametrize(
+    ("serializer", "decode"),
+    [(json_serializer, json.loads), (msgpack_serializer, msgspec.msgpack.decode)],
+)
+def test_pydantic_models_are_what_they_say_they_are_in_json(
+    serializer: Callable[[object], bytes], decode: Callable[[bytes], object]
+) -> None:
+    """Alone and inside of other things."""
+    assert decode(serializer(MODEL)) == PLAIN_MODEL
+    assert decode(serializer({"orders": [MODEL, None]})) == {"orders": [PLAIN_MODEL, None]}
+
+
+@pytest.mark.parametrize("value", [Model, object()], ids=["class", "object"])
+@pytest.mark.parametrize("serializer", [json_serializer, msgpack_serializer])
+def test_the_error_of_an_unknown_type_says_what_can_be_given(
+    serializer: Callable[[object], bytes], value: object
+) -> None:
+    with pytest.raises(TypeError, match=r"objects of type .* cannot be encoded: .* dataclass"):
+        serializer(value)
+
+
+def test_without_pydantic_nobody_imports_it() -> None:
+    code = "import asyncproducer.serializers, sys; print('pydantic' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert run.stdout.split() == ["False"]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +119,16 @@ async def test_a_producer_uses_them_for_keys_and_values(
     await producer.send("t", {"n": 1}, key=7)
     await producer.send("t", None, key=7)
     assert [(r.key, r.value) for r in cluster.records("t")] == [(b"7", b'{"n":1}'), (b"7", None)]
+
+
+@pytest.mark.virtual_time
+async def test_a_producer_sends_pydantic_models(
+    new_producer: Callable[..., Any], cluster: EmbeddedCluster
+) -> None:
+    producer = new_producer(value_serializer=json_serializer)
+    await producer.start()
+    await producer.send("t", MODEL)
+    assert json.loads(cluster.records("t")[0].value or b"") == PLAIN_MODEL
 
 
 @pytest.mark.virtual_time
