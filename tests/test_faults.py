@@ -992,6 +992,51 @@ def test_loop_closed_with_tasks_pending(waits: bool) -> None:
     gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("age", [0.0, 100.0])
+def test_report_of_records_whose_loop_is_closed_is_right(age: float) -> None:
+    """Closed from elsewhere, on another clock: how old a record is goes by its own."""
+    made: list[Any] = []
+
+    async def main() -> None:
+        network = MemoryNetwork(latency=0.001)
+        cluster = EmbeddedCluster(network=network, topics={"t": 1, "u": 1})
+        await cluster.start()
+        producer: Producer[Any, Any] = Producer(
+            cluster.bootstrap_servers,
+            connector=network,
+            batch_size=150,
+            batch_max_bytes=0,
+            max_in_flight_requests_per_connection=1,
+        )
+        await producer.start()
+        await asyncio.sleep(age)
+        await producer.send("t", b"acknowledged")
+        await producer.warm_up("u")
+        held = cluster.inject("produce", hold=True)
+        in_flight = producer.send_nowait("t", b"%0100d" % 1)
+        await held.reached()
+        await asyncio.sleep(2)
+        queued = producer.send_nowait("t", b"%0100d" % 2)
+        await asyncio.sleep(3)
+        made.extend([producer, in_flight, queued])
+
+    loop = VirtualTimeLoop()
+    loop.run_until_complete(main())
+    loop.close()
+    producer, in_flight, queued = made
+    report = run(producer.close())
+    assert (report.acknowledged, report.failed, report.aborted) == (1, 2, 2)
+    told = [(e.persisted, e.attempts) for e in (in_flight.exception(), queued.exception())]
+    assert told == [("maybe", 1), ("no", 0)]
+    assert in_flight.exception().elapsed == pytest.approx(5, abs=0.01)
+    assert queued.exception().elapsed == pytest.approx(3, abs=0.01)
+    assert producer.health.state == "closed"
+    made.clear()
+    del producer, in_flight, queued
+    gc.collect()  # what was left pending complains now
+
+
 def test_forgotten_producer_warns() -> None:
     made: list[Any] = []
     run(left_running(made, waits=False))

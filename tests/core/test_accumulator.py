@@ -1098,6 +1098,7 @@ def test_memory_bounds_what_compressed_batches_take() -> None:
     while rig.try_append(bytes(100)) is not None:
         batches = rig.queue().batches
         assert all(batch.size <= batch.memory for batch in batches)
+        assert all(len(batch.buffer or b"") <= batch.memory for batch in batches)
         assert rig.memory.taken == sum(batch.memory for batch in batches)
     assert sum(batch.size for batch in rig.queue().batches) > 10_000
 

@@ -394,6 +394,68 @@ def test_a_batch_grows_beyond_its_limit_where_compression_promises_much() -> Non
     assert values(batch) == [b"%090d" % number for number in range(100)]
 
 
+def until_full(batch: ProducerBatch, *, size: int) -> None:
+    while batch.try_append(T0, None, bytes(size), NO_HEADERS) is not None:
+        assert batch.count < 10_000
+        assert batch.buffer is not None
+        # What is really there, not only what is written.
+        assert batch.size <= len(batch.buffer) <= max(batch.capacity, batch.write_limit)
+
+
+@pytest.mark.parametrize("size", [0, 1, 90, 299])
+@pytest.mark.parametrize("memory", [500, 501, 700, 999, 1000, 1024, 1700, 5000])
+def test_the_bytes_of_a_batch_never_exceed_the_memory_it_holds(memory: int, size: int) -> None:
+    """Whatever compression promises: until it is done, the records take what they take."""
+    batch = ProducerBatch(
+        "orders",
+        3,
+        write_limit=500,
+        created_at=5.0,
+        codec=codec("zstd"),
+        ratio=0.001,
+        memory=memory,
+    )
+    assert batch.capacity == memory
+    until_full(batch, size=size)
+    assert memory - size - RECORD_OVERHEAD <= batch.size <= memory
+    count = batch.count
+    finish(batch)
+    assert values(batch) == [bytes(size)] * count
+
+
+def test_a_batch_that_gets_more_memory_takes_more_up_to_that() -> None:
+    batch = ProducerBatch(
+        "orders", 3, write_limit=500, created_at=5.0, codec=codec("lz4"), ratio=0.001, memory=700
+    )
+    for capacity in (700, 1100, 1101, 4000):
+        batch.capacity = capacity
+        until_full(batch, size=50)
+        assert batch.size > capacity - 80
+
+
+@pytest.mark.parametrize("memory", [500, 1086, 1200])
+@pytest.mark.parametrize("which", [None, codec("lz4")])
+def test_a_single_record_gets_what_it_needs_and_no_byte_more(
+    which: Codec | None, memory: int
+) -> None:
+    """Twice the limit would not do for it."""
+    batch = ProducerBatch(
+        "orders", 3, write_limit=500, created_at=5.0, codec=which, ratio=0.001, memory=memory
+    )
+    add(batch, bytes(1000))
+    assert batch.buffer is not None
+    assert len(batch.buffer) == batch.size > 1000
+    assert not batch.has_room(memory - batch.size + 1)
+
+
+def test_a_batch_that_holds_no_memory_has_no_bound_but_its_limit() -> None:
+    """Parts of a split: theirs was never asked for."""
+    batch = new(limit=500, codec=codec("lz4"), ratio=0.001)
+    for _ in range(100):
+        add(batch, bytes(90))
+    assert batch.size > 9000
+
+
 def test_compressing_tells_the_ratio_of_the_records_without_the_header() -> None:
     batch = new(codec=codec("lz4"))
     add(batch, bytes(2000))

@@ -960,8 +960,8 @@ async def test_the_reason_is_for_those_who_wait_and_not_for_those_who_come(
     pool.close(BrokerError(ErrorCode.PRODUCER_FENCED))
     with pytest.raises(BrokerError, match="PRODUCER_FENCED"):
         await waiting
-    for close in (pool.close, lambda: pool.close(BrokerError(ErrorCode.INVALID_REQUEST))):
-        close()
+    for reason in (None, BrokerError(ErrorCode.INVALID_REQUEST)):
+        pool.close(reason)
         with pytest.raises(ProducerClosed):
             await pool.reserve(1, math.inf)
         with pytest.raises(ProducerClosed):
