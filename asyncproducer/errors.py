@@ -313,6 +313,7 @@ def again(error: E) -> E:
     their tracebacks, and keeps alive what their frames hold."""
     fresh = _rebuild(type(error), error.args, error.__dict__)
     fresh.__cause__ = error.__cause__
+    fresh.__suppress_context__ = error.__suppress_context__
     return fresh
 
 

@@ -1453,7 +1453,7 @@ async def test_close_with_nothing_to_do_is_quick(new_producer: New) -> None:
 async def test_acks_0_close_lets_the_bytes_leave(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
-    """They count as acknowledged when they are handed over, so a close must not drop them."""
+    """They count as acknowledged when the system has them: a close waits for that."""
     async with new_producer(acks=0, enable_idempotence=False) as producer:
         await producer.warm_up("t")
         for number in range(10):

@@ -57,13 +57,12 @@ def run(options: argparse.Namespace) -> int:
     """Serve until it is interrupted."""
     # Only this command needs the test kit.
     from asyncproducer.testing import EmbeddedCluster
-    from asyncproducer.testing.state import RequestRefused
 
     try:
         cluster = EmbeddedCluster(options.brokers, port=options.port, request_log_size=0)
         for name, partitions in options.topic:
             cluster.create_topic(name, partitions=partitions)
-    except (ValueError, RequestRefused) as error:
+    except ValueError as error:
         print(f"asyncproducer broker: {error}", file=sys.stderr)
         return 2
     try:

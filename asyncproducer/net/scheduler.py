@@ -184,7 +184,12 @@ class Scheduler:
             batches = accumulator.drain(node, self._max_request_size, now)
             if not batches:
                 return
-            self._send(connection, batches, now)
+            try:
+                self._send(connection, batches, now)
+            except Exception as error:
+                # A bug of ours: what was taken must not stay in flight.
+                self._lost(batches, error, now)
+                raise
             ready = connection.can_send(now)
 
     def _ask_for_leaders(self) -> None:
@@ -215,7 +220,8 @@ class Scheduler:
                 self._metrics.records_failed(batch.topic, batch.count)
         else:
             self._accumulator.compressed(batch, payload, self._loop.time())
-        self.step(self._loop.time())
+        self.try_step(self._loop.time())
+        self.wake()
 
     # -- requests --------------------------------------------------------------------------
 
@@ -292,7 +298,7 @@ class Scheduler:
         if error is not None:
             self._lost(batches, error, now)
         elif body is None:
-            # acks=0: handed to the socket is all that will ever be known.
+            # acks=0: that the system has taken the bytes is all that will ever be known.
             self._metrics.request_done(node_id, None)
             for batch in batches:
                 self._accumulator.landed(batch)
@@ -528,11 +534,11 @@ class Scheduler:
                 elif code == ErrorCode.NONE:
                     sequences.assigned(response.producer_id, response.producer_epoch)
                     now = self._loop.time()
+                    self.id_error = None
                     self._accumulator.touch_all(now)
-                    self.step(now)
+                    self.try_step(now)
                     self.wake()
                     self._on_ready()
-                    self.id_error = None
                     return
                 else:
                     self._refused_producer_id(BrokerError(code))

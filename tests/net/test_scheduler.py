@@ -1907,6 +1907,43 @@ def break_part(producer: Producer[Any, Any], part: str, fails: Callable[[int], b
     return bug
 
 
+async def test_bug_in_the_step_that_follows_a_producer_id_is_survived(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waits for the id is told of it, and health no longer says that there is none."""
+    cluster.inject("init_producer_id", error="COORDINATOR_NOT_AVAILABLE", times=20)
+    async with new_producer(retry_backoff_ms=100) as producer:
+        warming = asyncio.create_task(producer.warm_up("t"))
+        delivery = await producer.enqueue("t", payload(0))
+        await asyncio.sleep(1)
+        assert not producer.health.ready
+        bug = break_part(producer, "_serve", lambda number: number == 1)
+        assert (await delivery).offset == 0
+        assert bug.failed == 1
+        await warming
+        assert producer.health.problem is None
+    assert errors_logged(caplog) == ["the scheduler failed; it goes on"]
+
+
+async def test_bug_in_the_step_that_follows_a_compression_is_survived(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with new_producer(compression_type="gzip", batch_size=200_000) as producer:
+        await producer.warm_up("t")
+        await asyncio.sleep(1)
+        compress = producer._scheduler._compress
+
+        async def compress_and_fail(batch: Any) -> None:
+            break_part(producer, "_serve", lambda number: number == 1)
+            await compress(batch)
+
+        producer._scheduler._compress = compress_and_fail  # type: ignore[method-assign]
+        began = now()
+        await producer.send("t", bytes(180_000))
+        assert now() - began < 1
+    assert errors_logged(caplog) == ["the scheduler failed; it goes on"]
+
+
 @pytest.mark.parametrize("call", ["send_nowait", "enqueue"])
 async def test_bug_in_a_step_is_not_raised_by_the_send_that_steps(
     cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture, call: str
