@@ -916,6 +916,7 @@ def test_two_phase_commit_with_a_transaction_timeout() -> None:
 
 
 def test_rack_aware_partitioning_needs_a_rack() -> None:
+    """RA-33, as far as there is rack awareness: the contradiction is told, the option refused."""
     for rack in ({}, {"client_rack": " "}):
         assert "needs a client_rack" in refusal(partitioner_rack_aware=True, **rack)
 
