@@ -42,12 +42,15 @@ WINDOW = 30.0
 class Sampled:
     """A series of values: total since the start; sum, count and maximum of recent windows."""
 
-    __slots__ = ("_samples", "_window", "count", "total")
+    __slots__ = ("_ring", "_samples", "_window", "count", "total")
 
     def __init__(self, *, samples: int = SAMPLES, window: float = WINDOW) -> None:
-        self._window = window
-        #: [start, sum, count, max] of each window, a ring.
-        self._samples: list[list[float]] = [[-1.0, 0.0, 0.0, 0.0] for _ in range(samples)]
+        # Java allows 0: as short as can be, then.
+        self._window = max(window, 0.001)
+        self._ring = samples
+        #: Place in the ring → [start, sum, count, max] of a window. Made when first used: the
+        #: ring may be as large as an int.
+        self._samples: dict[int, list[float]] = {}
         self.total = 0.0
         self.count = 0
 
@@ -56,16 +59,17 @@ class Sampled:
         self.total += value
         self.count += count
         start = now - now % self._window
-        sample = self._samples[int(now / self._window) % len(self._samples)]
-        if sample[0] != start:
-            sample[:] = [start, 0.0, 0.0, 0.0]
+        place = int(now / self._window) % self._ring
+        sample = self._samples.get(place)
+        if sample is None or sample[0] != start:
+            sample = self._samples[place] = [start, 0.0, 0.0, 0.0]
         sample[1] += value
         sample[2] += count
         sample[3] = max(sample[3], value)
 
     def _recent(self, now: float) -> list[list[float]]:
-        oldest = now - self._window * len(self._samples)
-        return [s for s in self._samples if s[0] >= 0 and s[0] > oldest]
+        oldest = now - self._window * self._ring
+        return [s for s in self._samples.values() if s[0] > oldest]
 
     def rate(self, now: float) -> float:
         """Sum per second over the recent windows."""
@@ -80,7 +84,7 @@ class Sampled:
         if not recent:
             return 0.0
         # Java: a window that has just begun must not make the rate explode.
-        elapsed = max(now - min(s[0] for s in recent), self._window * (len(self._samples) - 1))
+        elapsed = max(now - min(s[0] for s in recent), self._window * (self._ring - 1))
         return sum(s[field] for s in recent) / elapsed
 
     def average(self, now: float) -> float:
@@ -487,6 +491,10 @@ class Metrics:
         known = self._topics.get(topic)
         if known is not None:
             known.retries.add(records, self._now)
+
+    def tick(self, now: float) -> None:
+        """The time of what follows, where it is not told."""
+        self._now = now
 
     def records_failed(self, topic: str, records: int) -> None:
         """Buffered records ended without being acknowledged."""

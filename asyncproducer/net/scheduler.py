@@ -151,6 +151,7 @@ class Scheduler:
             self._step_again = True
             return _NEVER
         self._stepping = True
+        self._metrics.tick(now)
         accumulator = self._accumulator
         try:
             while True:

@@ -394,3 +394,26 @@ def test_the_table_has_each_metric_once() -> None:
     expected += [f"{name}:node=node-..." for f in NODE_FAMILIES for name in f.names]
     assert names == expected
     assert len(set(names)) == len(names)
+
+
+def test_a_window_of_no_time_is_a_short_one() -> None:
+    """Java allows metrics.sample.window.ms=0."""
+    series = Sampled(samples=2, window=0.0)
+    series.add(3.0, 5.0)
+    series.add(1.0, 5.0)
+    assert series.total == 4.0
+    assert series.maximum(5.0) == 3.0
+
+
+def test_a_ring_as_large_as_an_int_takes_what_is_used() -> None:
+    series = Sampled(samples=2**31 - 1, window=1.0)
+    series.add(3.0, 5.0)
+    assert series.average(6.0) == 3.0
+
+
+def test_errors_count_for_the_time_they_are_told_in() -> None:
+    """Also in an outage, when nothing else is recorded."""
+    metrics = Metrics(client_id="c")
+    metrics.tick(1000.0)
+    metrics.records_failed("t", 60)
+    assert metrics.snapshot(1001.0)["record_error_rate"] > 0
