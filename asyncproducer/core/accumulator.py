@@ -86,6 +86,26 @@ class Fence:
             self._on_passed()
 
 
+def _failure(
+    kind: type[DeliveryError],
+    batch: ProducerBatch,
+    what: str,
+    cause: BaseException | None,
+    now: float,
+    code: int | None = None,
+) -> Failure:
+    """Why a batch ends that no broker has decided about."""
+    return Failure(
+        kind,
+        f"{batch.count} record(s) for {batch.topic}-{batch.partition} {what}",
+        persisted="maybe" if batch.in_flight or batch.maybe_written else "no",
+        code=code,
+        cause=cause,
+        attempts=batch.sends,
+        elapsed=now - batch.created_at,
+    )
+
+
 class PartitionQueue:
     """The batches of one partition, and where the queue stands."""
 
@@ -741,16 +761,8 @@ class Accumulator:
         if batch.state != PENDING:
             batch.release()
             return False
-        failure = Failure(
-            DeliveryError,
-            f"{batch.count} record(s) for {batch.topic}-{batch.partition} could not be "
-            f"compressed: {error!r}",
-            persisted="maybe" if batch.maybe_written else "no",
-            cause=error,
-            attempts=batch.sends,
-            elapsed=now - batch.created_at,
-        )
-        return self._give_up(batch, failure, now)
+        what = f"could not be compressed: {error!r}"
+        return self._give_up(batch, _failure(DeliveryError, batch, what, error, now), now)
 
     def _take(self, queue: PartitionQueue, batch: ProducerBatch, now: float) -> None:
         if self._sequences is not None:
@@ -939,31 +951,18 @@ class Accumulator:
                 what = "it was never sent: the partition has no leader, or the topic is gone"
             else:
                 what = "it was never sent: no connection to the leader had room"
-        return Failure(
-            DeliveryTimeout,
-            f"{batch.count} record(s) for {batch.topic}-{batch.partition} expired "
-            f"{age_ms} ms after their batch was created: {what} "
-            f"(delivery_timeout_ms={limit_ms})",
-            persisted="maybe" if batch.in_flight or batch.maybe_written else "no",
-            code=getattr(cause, "code", None),
-            cause=cause,
-            attempts=batch.sends,
-            elapsed=now - batch.created_at,
+        what = (
+            f"expired {age_ms} ms after their batch was created: {what} "
+            f"(delivery_timeout_ms={limit_ms})"
         )
+        code = getattr(cause, "code", None)
+        return _failure(DeliveryTimeout, batch, what, cause, now, code)
 
     def abort(self, reason: str, cause: BaseException | None, now: float) -> list[ProducerBatch]:
         """Fail every batch that has no end yet; returns them."""
         aborted: list[ProducerBatch] = []
         for batch in list(self.incomplete):
-            failure = Failure(
-                AbortedError,
-                f"{batch.count} record(s) for {batch.topic}-{batch.partition} were given up: "
-                f"{reason}",
-                persisted="maybe" if batch.in_flight or batch.maybe_written else "no",
-                cause=cause,
-                attempts=batch.sends,
-                elapsed=now - batch.created_at,
-            )
+            failure = _failure(AbortedError, batch, f"were given up: {reason}", cause, now)
             if self._give_up(batch, failure, now):
                 aborted.append(batch)
         return aborted

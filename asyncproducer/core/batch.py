@@ -178,8 +178,8 @@ def _new_delivery(
 class ProducerBatch(Outcome):
     """A batch of records for one partition, from its first record to its end.
 
-    Open: `try_append` takes records until the batch is full, or until it is `grow`n and as
-    large as that. `close` ends it.
+    Open: `try_append` takes records until the batch is full, and beyond that where it is `ripe`
+    and has `capacity`. `close` ends it.
     `compress` (where a codec is used) and `seal` make `buffers()`. The broker's answer,
     or giving up, sets the outcome (see Outcome).
     """
