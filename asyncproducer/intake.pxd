@@ -4,7 +4,7 @@ from cpython.pythread cimport PyThread_get_thread_ident as c_get_ident
 from cpython.time cimport monotonic as c_monotonic, time_ns as c_time_ns
 
 from asyncproducer.core.accumulator cimport Accumulator, TopicState
-from asyncproducer.core.delivery cimport Delivery
+from asyncproducer.core.delivery cimport Delivery, Waiter
 
 
 cdef class Intake
@@ -16,18 +16,24 @@ cdef extern from *:
     """
     /* What `await` calls where a type has it, and the cheapest way to give it a value: Cython has
        no name for this slot. From CPython 3.12 on, `await` itself goes by `__next__`. */
-    static PyTypeObject *entry_delivery_type;
+    static PyTypeObject *entry_waiter_type, *entry_delivery_type, *entry_metadata_type;
     static PyObject *(*entry_begin)(PyObject *);
 
     static PySendResult entry_send(PyObject *self, PyObject *value, PyObject **result)
     {
         PySendResult status;
+        PyTypeObject *kind;
         PyObject *step = entry_begin(self);
         if (step == NULL) {
             *result = NULL;
             return PYGEN_ERROR;
         }
-        if (Py_TYPE(step) == entry_delivery_type) {
+        kind = Py_TYPE(step);
+        if (kind == entry_waiter_type) {
+            *result = step;
+            return PYGEN_NEXT;
+        }
+        if (kind == entry_delivery_type || kind == entry_metadata_type) {
             *result = step;
             return PYGEN_RETURN;
         }
@@ -36,14 +42,19 @@ cdef extern from *:
         return status;
     }
 
-    static void install_send(PyObject *entry, PyObject *delivery, PyObject *(*begin)(PyObject *))
+    static void install_send(PyObject *entry, PyObject *waiter, PyObject *delivery,
+                             PyObject *metadata, PyObject *(*begin)(PyObject *))
     {
         entry_begin = begin;
+        entry_waiter_type = (PyTypeObject *)waiter;
         entry_delivery_type = (PyTypeObject *)delivery;
+        entry_metadata_type = (PyTypeObject *)metadata;
         ((PyTypeObject *)entry)->tp_as_async->am_send = entry_send;
     }
     """
-    void install_send(object entry, object delivery, object (*begin)(object))
+    void install_send(
+        object entry, object waiter, object delivery, object metadata, object (*begin)(object)
+    )
 
 
 @cython.final
@@ -56,14 +67,20 @@ cdef class Entry:
     cdef object _partition
     cdef object _timestamp
     cdef object _inner
+    cdef Delivery _delivery
+    cdef Waiter _waiter
     cdef bint _begun
+    cdef bint _sends
 
     @cython.locals(intake=Intake)
     cdef object _begin(self)
+    @cython.locals(delivery=Delivery, waiter=Waiter)
+    cdef object _sleep(self)
 
 
 @cython.locals(entry=Entry)
 cdef Entry _new_entry(
+    bint sends,
     Intake intake,
     object topic,
     object value,

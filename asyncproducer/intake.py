@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import logging
 import re
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any
 
 from asyncproducer.core.batch import NO_HEADERS, batch_upper_bound, encode_headers
-from asyncproducer.core.delivery import Delivery
+from asyncproducer.core.delivery import Delivery, Waiter
 from asyncproducer.core.partitioner import partition_for_key
 from asyncproducer.encoding import (
     MAX_TIMESTAMP,
@@ -199,64 +200,88 @@ class Pending(Ticket):
 
 
 class Entry:
-    """`await producer.enqueue(...)`: a coroutine in small, for where a real one costs too much.
+    """`await producer.enqueue(...)` or `send(...)`: a coroutine in small, for where a real one
+    costs too much.
 
-    A record that need not wait is done in the first step. One that must goes on as a
-    coroutine inside. It can be awaited, and given to asyncio as a coroutine can: once.
+    A record that need not wait for room is buffered in the first step. One that must goes on
+    as a coroutine inside. It can be awaited, and given to asyncio as a coroutine can: once.
     """
 
     __slots__ = (
         "_begun",
+        "_delivery",
         "_headers",
         "_inner",
         "_intake",
         "_key",
         "_partition",
+        "_sends",
         "_timestamp",
         "_topic",
         "_value",
+        "_waiter",
     )
 
     _begun: bool
+    _delivery: Delivery | None
     _headers: Any
     _inner: Any
     _intake: Intake
     _key: Any
     _partition: Any
+    _sends: bool
     _timestamp: Any
     _topic: Any
     _value: Any
+    _waiter: Waiter | None
+
+    def _called(self) -> str:
+        return "send" if self._sends else "enqueue"
 
     def _begin(self) -> Any:
-        """The Delivery, or the coroutine that waits for it."""
+        """The result, a Waiter to sleep on, or the coroutine that goes on."""
         if self._inner is not None:
             return self._inner
         if self._begun:
-            raise RuntimeError("cannot await the same enqueue() twice")
+            return self._sleep()
         self._begun = True
         intake = self._intake
-        if intake.breathing is None:
-            entered = intake.enter(
-                self._topic,
-                self._value,
-                self._key,
-                self._headers,
-                self._partition,
-                self._timestamp,
-            )
-            if type(entered) is Delivery:
-                return entered
-            self._inner = intake.wait(self._topic, entered)
-        else:
+        value = self._value
+        key = self._key
+        headers = self._headers
+        self._value = self._key = self._headers = None
+        if not self._sends and intake.breathing is not None:
             self._inner = intake.enter_later(
-                self._topic,
-                self._value,
-                self._key,
-                self._headers,
-                self._partition,
-                self._timestamp,
+                self._topic, value, key, headers, self._partition, self._timestamp
             )
-        return self._inner
+            return self._inner
+        entered = intake.enter(self._topic, value, key, headers, self._partition, self._timestamp)
+        if type(entered) is not Delivery:
+            wait = intake.wait_acknowledged if self._sends else intake.wait
+            self._inner = wait(self._topic, entered)
+            return self._inner
+        if not self._sends:
+            return entered
+        self._delivery = entered
+        return self._sleep()
+
+    def _sleep(self) -> Any:
+        """The result, or what to sleep on until it is there."""
+        delivery = self._delivery
+        if delivery is None:
+            raise RuntimeError(f"cannot await the same {self._called()}() twice")
+        waiter = self._waiter
+        if waiter is None:
+            waiter = self._waiter = delivery.waiter()
+        elif waiter.done():
+            waiter = None
+        elif waiter._wakeup is not None:
+            raise RuntimeError(f"this {self._called()}() is being awaited already")
+        if waiter is None:
+            self._delivery = None
+            return delivery.result()
+        waiter._asyncio_future_blocking = True
+        return waiter
 
     def __await__(self) -> Any:
         return self
@@ -268,9 +293,12 @@ class Entry:
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        """Run until it waits; StopIteration brings the Delivery."""
+        """Run until it waits; StopIteration brings the result."""
         step = self._begin()
-        if type(step) is Delivery:
+        kind = type(step)
+        if kind is Waiter:
+            return step
+        if kind is Delivery or kind is RecordMetadata:
             raise StopIteration(step)
         return step.send(value)
 
@@ -282,18 +310,20 @@ class Entry:
         if self._inner is not None:
             return self._inner.throw(error)
         self._begun = True
+        self._delivery = None
         raise error
 
     def close(self) -> None:
         """Give up."""
         self._begun = True
+        self._delivery = None
         if self._inner is not None:
             self._inner.close()
 
     def __del__(self) -> None:
         if not self._begun:
             warnings.warn(
-                f"enqueue({self._topic!r}, ...) was never awaited: the record is not sent",
+                f"{self._called()}({self._topic!r}, ...) was never awaited: the record is not sent",
                 RuntimeWarning,
                 stacklevel=2,
                 source=self,
@@ -301,6 +331,7 @@ class Entry:
 
 
 def _new_entry(
+    sends: bool,
     intake: Intake,
     topic: Any,
     value: Any,
@@ -310,6 +341,7 @@ def _new_entry(
     timestamp: Any,
 ) -> Entry:
     entry = Entry.__new__(Entry)
+    entry._sends = sends
     entry._intake = intake
     entry._topic = topic
     entry._value = value
@@ -317,7 +349,7 @@ def _new_entry(
     entry._headers = headers
     entry._partition = partition
     entry._timestamp = timestamp
-    entry._inner = None
+    entry._inner = entry._delivery = entry._waiter = None
     entry._begun = False
     return entry
 
@@ -625,7 +657,20 @@ class Intake:
         timestamp: int | datetime | None = None,
     ) -> Entry:
         """Producer.enqueue without a coroutine: nothing happens until it is awaited."""
-        return _new_entry(self, topic, value, key, headers, partition, timestamp)
+        return _new_entry(False, self, topic, value, key, headers, partition, timestamp)
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Entry:
+        """Producer.send without a coroutine: nothing happens until it is awaited."""
+        return _new_entry(True, self, topic, value, key, headers, partition, timestamp)
 
     async def breathe(self) -> None:
         """Let the loop turn, for a task that has filled several batches in a row: answers must
@@ -647,6 +692,11 @@ class Intake:
         except REFUSALS:
             self._on_refused(topic)
             raise
+
+    async def wait_acknowledged(self, topic: str, entered: Any) -> RecordMetadata:
+        """`wait`, then wait for the brokers."""
+        delivery = await self.wait(topic, entered)
+        return await delivery
 
     async def _wait(self, entered: Any) -> Delivery:
         """Wait in line for what `_enter` could not do at once."""
@@ -1074,4 +1124,11 @@ class Intake:
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
 
 if COMPILED:  # pragma: no cover - coverage sees no C
-    install_send(Entry, Delivery, _begin)
+    install_send(Entry, Waiter, Delivery, RecordMetadata, _begin)
+
+for _method in (Intake.send, Intake.enqueue):
+    # What wants a coroutine function, as Starlette's background tasks do, shall find one.
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(_method)
+    else:
+        _method._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]

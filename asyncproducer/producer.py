@@ -379,9 +379,12 @@ class Producer(Generic[K, V]):
         self._intake.open()
         self._enter = self._intake.enter
         self._wait = self._intake.wait
-        if IMPLEMENTATION == "compiled" and type(self).enqueue is Producer.enqueue:
-            # The same without a frame. A subclass's own is left alone.
-            self.enqueue = self._intake.enqueue  # type: ignore[method-assign]
+        if IMPLEMENTATION == "compiled":
+            # The same without a frame. What a subclass or a test has put there is left alone.
+            if type(self).send is _SEND:
+                self.send = self._intake.send  # type: ignore[method-assign]
+            if type(self).enqueue is _ENQUEUE:
+                self.enqueue = self._intake.enqueue  # type: ignore[method-assign]
         self._task = loop.create_task(self._scheduler.run(), name=f"{self._client_id} scheduler")
         _FORKED.add(self)
 
@@ -700,7 +703,6 @@ class Producer(Generic[K, V]):
         of the loop (the record is buffered then, in its place, before its caller runs).
         A failed delivery that nobody looks at is logged. Arguments and errors as in `send`.
         """
-        # Where this is compiled, Intake.enqueue stands in for it from the start on.
         if self._intake is not None and self._intake.breathing is not None:
             await self._intake.breathe()
         delivery = self._enter(topic, value, key, headers, partition, timestamp)
@@ -1114,3 +1116,8 @@ class Producer(Generic[K, V]):
             self._check_usable()
             raise ProducerNotStarted("the producer is not started")
         return Portal(self, self._loop)
+
+
+#: What `start` may replace, see there.
+_SEND, _ENQUEUE = Producer.send, Producer.enqueue
+Intake.send.__doc__, Intake.enqueue.__doc__ = _SEND.__doc__, _ENQUEUE.__doc__

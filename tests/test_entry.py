@@ -1,6 +1,6 @@
-"""`await producer.enqueue()` without a coroutine: Entry does what a coroutine would.
+"""`await producer.enqueue()` and `send()` without a coroutine: Entry does what one would.
 
-Compiled, it is what `Producer.enqueue` returns; uncompiled, it is tested all the same.
+Compiled, it is what these methods of a Producer return; uncompiled, it is tested all the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncproducer import BufferTimeout, Delivery, Producer, ProducerClosed, SerializationError
+from asyncproducer import (
+    BufferTimeout,
+    Delivery,
+    DeliveryError,
+    ErrorCode,
+    Producer,
+    ProducerClosed,
+    RecordMetadata,
+    SerializationError,
+)
 from asyncproducer._implementation import IMPLEMENTATION
 from asyncproducer.intake import Entry, Intake
 from asyncproducer.testing import EmbeddedCluster
@@ -33,6 +42,15 @@ async def fill(producer: Producer[Any, Any]) -> Delivery:
     return producer.send_nowait("t", bytes(900), partition=0)
 
 
+#: Both methods, where a test holds for both.
+both = pytest.mark.parametrize("name", ["enqueue", "send"])
+
+
+async def acknowledged(result: Delivery | RecordMetadata) -> RecordMetadata:
+    """What `send` returns at once, and `enqueue` in a second step."""
+    return result if type(result) is RecordMetadata else await result  # type: ignore[misc]
+
+
 FULL = {
     "batch_size": 1000,
     "buffer_memory": 1000,
@@ -47,25 +65,50 @@ def values(cluster: EmbeddedCluster, topic: str = "t") -> list[bytes | None]:
     return [record.value for record in cluster.records(topic)]
 
 
-async def test_compiled_the_producer_hands_it_out(new_producer: New) -> None:
+@both
+async def test_compiled_the_producer_hands_it_out(new_producer: New, name: str) -> None:
     producer = new_producer()
     await running(producer)
-    entry = producer.enqueue("t", b"1")
+    entry = getattr(producer, name)("t", b"1")
     assert (type(entry) is Entry) == (IMPLEMENTATION == "compiled")
     await entry
 
 
-async def test_a_subclass_keeps_its_own_enqueue(
+async def test_a_subclass_keeps_its_own_methods(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
     class Upper(Producer[Any, Any]):
         async def enqueue(self, topic: str, value: Any = None, **fields: Any) -> Delivery:
             return await super().enqueue(topic, value.upper(), **fields)
 
+        async def send(self, topic: str, value: Any = None, **fields: Any) -> RecordMetadata:
+            return await super().send(topic, value.upper(), **fields)
+
     producer = Upper(cluster.bootstrap_servers, connector=cluster.connector)
     async with producer:
         await (await producer.enqueue("t", b"value", key=b"k"))
-    assert values(cluster) == [b"VALUE"]
+        await producer.send("t", b"another", key=b"k")
+    assert values(cluster) == [b"VALUE", b"ANOTHER"]
+
+
+@both
+async def test_what_a_test_has_put_in_the_place_of_a_method_is_called(
+    new_producer: New, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(Producer, name, lambda self, *_: f"{name} replaced")
+    producer = new_producer()
+    await running(producer)
+    assert getattr(producer, name)("t", b"v") == f"{name} replaced"
+
+
+@both
+async def test_it_counts_as_a_coroutine_function(new_producer: New, name: str) -> None:
+    """Else Starlette would call it in a thread, as a background task."""
+    producer = new_producer()
+    intake = await running(producer)
+    for method in (getattr(producer, name), getattr(intake, name)):
+        assert asyncio.iscoroutinefunction(method)
+        assert method.__doc__ == getattr(Producer, name).__doc__
 
 
 async def test_it_is_done_in_its_first_step(cluster: EmbeddedCluster, new_producer: New) -> None:
@@ -106,77 +149,136 @@ async def test_nothing_happens_before_it_is_awaited(
     assert values(cluster) == [b"second", b"first"]
 
 
-async def test_never_awaited_is_a_warning(cluster: EmbeddedCluster, new_producer: New) -> None:
+@both
+async def test_never_awaited_is_a_warning(
+    cluster: EmbeddedCluster, new_producer: New, name: str
+) -> None:
     intake = await running(new_producer())
-    with pytest.warns(RuntimeWarning, match=r"enqueue\('t', ...\) was never awaited"):
-        intake.enqueue("t", b"lost")
+    with pytest.warns(RuntimeWarning, match=rf"{name}\('t', ...\) was never awaited"):
+        getattr(intake, name)("t", b"lost")
     assert values(cluster) == []
 
 
-async def test_awaited_twice_is_an_error(cluster: EmbeddedCluster, new_producer: New) -> None:
+@both
+async def test_awaited_twice_is_an_error(
+    cluster: EmbeddedCluster, new_producer: New, name: str
+) -> None:
     intake = await running(new_producer())
-    entry = intake.enqueue("t", b"once")
-    await (await entry)
-    with pytest.raises(RuntimeError, match="twice"):
+    entry = getattr(intake, name)("t", b"once")
+    await acknowledged(await entry)
+    with pytest.raises(RuntimeError, match=rf"the same {name}\(\) twice"):
         await entry
     assert values(cluster) == [b"once"]
 
 
-async def test_errors_come_when_it_is_awaited(new_producer: New) -> None:
+@pytest.mark.parametrize("python_tasks", [False, True])
+async def test_two_tasks_cannot_await_the_same_send(
+    cluster: EmbeddedCluster, new_producer: New, python_tasks: bool
+) -> None:
+    intake = await running(new_producer())
+    entry = intake.send("t", b"once")
+    task: Any = asyncio.tasks._PyTask if python_tasks else asyncio.Task  # type: ignore[attr-defined]
+    first, second = task(entry), task(entry)
+    with pytest.raises(RuntimeError, match=r"this send\(\) is being awaited already"):
+        await second
+    assert (await first).offset == 0
+    assert values(cluster) == [b"once"]
+
+
+@both
+async def test_errors_come_when_it_is_awaited(new_producer: New, name: str) -> None:
     producer = new_producer()
     intake = await running(producer)
-    entry = intake.enqueue("t", 5)
+    entry = getattr(intake, name)("t", 5)
     with pytest.raises(SerializationError):
         await entry
     assert producer.metrics()["record_error_total"] == 1
     await producer.close()
-    entry = intake.enqueue("t", b"late")
+    entry = getattr(intake, name)("t", b"late")
     with pytest.raises(ProducerClosed):
         await entry
 
 
-async def as_task(entry: Any) -> Delivery:
+@pytest.mark.parametrize("python_task", [False, True])
+async def test_a_record_that_is_not_delivered_is_an_error_of_send(
+    cluster: EmbeddedCluster, new_producer: New, python_task: bool
+) -> None:
+    intake = await running(new_producer())
+    cluster.inject("produce", error="INVALID_RECORD")
+    task: Any = asyncio.tasks._PyTask if python_task else asyncio.Task  # type: ignore[attr-defined]
+    with pytest.raises(DeliveryError) as caught:
+        await task(intake.send("t", b"v"))
+    assert caught.value.code == ErrorCode.INVALID_RECORD
+    assert values(cluster) == []
+
+
+async def test_cancelled_while_it_waits_for_the_brokers_the_delivery_goes_on(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    producer = new_producer()
+    intake = await running(producer)
+    entry = intake.send("t", b"v")
+    task = asyncio.create_task(entry)
+    await asyncio.sleep(0)
+    task.cancel("enough")
+    with pytest.raises(asyncio.CancelledError, match="enough"):
+        await task
+    with pytest.raises(RuntimeError, match="twice"):
+        await entry
+    await producer.flush()
+    assert values(cluster) == [b"v"]
+
+
+async def as_task(entry: Any) -> Any:
     return await asyncio.create_task(entry)
 
 
-async def as_one_of_many(entry: Any) -> Delivery:
-    [delivery] = await asyncio.gather(entry)
-    return delivery  # type: ignore[no-any-return]
+async def as_one_of_many(entry: Any) -> Any:
+    [result] = await asyncio.gather(entry)
+    return result
 
 
-async def with_time_limit(entry: Any) -> Delivery:
+async def with_time_limit(entry: Any) -> Any:
     return await asyncio.wait_for(entry, 1.0)  # noqa: TID251 (users do)
 
 
-async def in_a_task_group(entry: Any) -> Delivery:
+async def in_a_task_group(entry: Any) -> Any:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(entry)
-    return task.result()  # type: ignore[no-any-return]
+    return task.result()
 
 
-async def shielded(entry: Any) -> Delivery:
+async def shielded(entry: Any) -> Any:
     return await asyncio.shield(entry)
 
 
+@both
 @pytest.mark.parametrize(
     "run", [as_task, as_one_of_many, with_time_limit, in_a_task_group, shielded]
 )
 async def test_asyncio_takes_it_for_a_coroutine(
-    cluster: EmbeddedCluster, new_producer: New, run: Callable[[Any], Coroutine[Any, Any, Delivery]]
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    run: Callable[[Any], Coroutine[Any, Any, Any]],
+    name: str,
 ) -> None:
     intake = await running(new_producer())
-    entry = intake.enqueue("t", b"v")
+    entry = getattr(intake, name)("t", b"v")
     assert asyncio.iscoroutine(entry)
     assert inspect.isawaitable(entry)
-    await (await run(entry))
+    metadata = await acknowledged(await run(entry))
+    assert (metadata.topic, metadata.offset) == ("t", 0)
     assert values(cluster) == [b"v"]
 
 
-async def test_a_plain_python_task_runs_it(cluster: EmbeddedCluster, new_producer: New) -> None:
+@both
+async def test_a_plain_python_task_runs_it(
+    cluster: EmbeddedCluster, new_producer: New, name: str
+) -> None:
     """That calls `send`, where the C one has a shorter way."""
     intake = await running(new_producer())
-    task: Any = asyncio.tasks._PyTask(intake.enqueue("t", b"v"))  # type: ignore[attr-defined]
-    await (await task)
+    task: Any = asyncio.tasks._PyTask(getattr(intake, name)("t", b"v"))  # type: ignore[attr-defined]
+    assert (await acknowledged(await task)).offset == 0
     assert values(cluster) == [b"v"]
 
 
@@ -190,14 +292,15 @@ async def test_anyio_runs_it(cluster: EmbeddedCluster, new_producer: New) -> Non
     assert values(cluster) == [b"v", b"w"]
 
 
+@both
 @pytest.mark.parametrize("python_task", [False, True])
 async def test_it_waits_for_room(
-    cluster: EmbeddedCluster, new_producer: New, python_task: bool
+    cluster: EmbeddedCluster, new_producer: New, python_task: bool, name: str
 ) -> None:
     producer = new_producer(**FULL)
     intake = await running(producer)
     await fill(producer)
-    entry = intake.enqueue("t", bytes(800))
+    entry = getattr(intake, name)("t", bytes(800))
     task: Any
     if python_task:
         task = asyncio.tasks._PyTask(entry)  # type: ignore[attr-defined]
@@ -205,19 +308,20 @@ async def test_it_waits_for_room(
         task = asyncio.create_task(entry)
     await asyncio.sleep(0)
     assert producer._pool.waiting == 1
-    delivery = await task
+    result = await task
     await producer.flush()
-    assert delivery.done()
+    assert (await acknowledged(result)).offset == 1
     assert [len(value or b"") for value in values(cluster)] == [900, 800]
 
 
-async def test_cancelled_while_it_waits_nothing_is_sent(
-    cluster: EmbeddedCluster, new_producer: New
+@both
+async def test_cancelled_while_it_waits_for_room_nothing_is_sent(
+    cluster: EmbeddedCluster, new_producer: New, name: str
 ) -> None:
     producer = new_producer(**FULL)
     intake = await running(producer)
     first = await fill(producer)
-    task = asyncio.create_task(intake.enqueue("t", bytes(800)))
+    task = asyncio.create_task(getattr(intake, name)("t", bytes(800)))
     await asyncio.sleep(0)
     assert producer._pool.waiting == 1
     task.cancel("enough")
@@ -243,11 +347,12 @@ async def test_no_room_in_time(cluster: EmbeddedCluster, new_producer: New) -> N
     await first
 
 
-async def test_given_up_while_it_waits(new_producer: New) -> None:
+@both
+async def test_given_up_while_it_waits(new_producer: New, name: str) -> None:
     producer = new_producer(**FULL)
     intake = await running(producer)
     first = await fill(producer)
-    entry = intake.enqueue("t", bytes(800))
+    entry = getattr(intake, name)("t", bytes(800))
     entry.send(None)
     assert producer._pool.waiting == 1
     entry.close()
@@ -255,24 +360,26 @@ async def test_given_up_while_it_waits(new_producer: New) -> None:
     await first
 
 
-async def test_given_up_before_it_began(new_producer: New) -> None:
+@both
+async def test_given_up_before_it_began(new_producer: New, name: str) -> None:
     intake = await running(new_producer())
-    entry = intake.enqueue("t", b"v")
+    entry = getattr(intake, name)("t", b"v")
     entry.close()
     with pytest.raises(RuntimeError, match="twice"):
         await entry
 
 
-async def test_an_exception_thrown_in_before_it_began(new_producer: New) -> None:
+@both
+async def test_an_exception_thrown_in_before_it_began(new_producer: New, name: str) -> None:
     """As a task does that is cancelled before it runs."""
     intake = await running(new_producer())
     error = KeyError("k")
     for thrown in ((error,), (KeyError, error, None)):
-        entry = intake.enqueue("t", b"v")
+        entry = getattr(intake, name)("t", b"v")
         with pytest.raises(KeyError) as caught:
             entry.throw(*thrown)
         assert caught.value is error
-    task = asyncio.create_task(intake.enqueue("t", b"v"))
+    task = asyncio.create_task(getattr(intake, name)("t", b"v"))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
