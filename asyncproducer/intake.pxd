@@ -5,7 +5,11 @@ from cpython.time cimport monotonic as c_monotonic, time_ns as c_time_ns
 
 from asyncproducer.core.accumulator cimport Accumulator, TopicState
 from asyncproducer.core.delivery cimport Delivery, Waiter
+from asyncproducer.core.partitioner cimport partition_for_key
 
+
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(object)
 
 cdef class Intake
 cdef bint COMPILED
@@ -102,6 +106,7 @@ cdef class Intake:
     cdef bint _plain_time
     cdef object _last_topic
     cdef TopicState _last_state
+    cdef public Entry spare
     cdef public object breathing
     cdef public object partitioner
     cdef object _config

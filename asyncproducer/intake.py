@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from asyncproducer.records import Header
 
     # Where this module is compiled, these are C functions, see intake.pxd.
+    Py_REFCNT: Any
     c_get_ident: Any
     c_monotonic: Any
     c_time_ns: Any
@@ -261,6 +262,7 @@ class Entry:
             self._inner = wait(self._topic, entered)
             return self._inner
         if not self._sends:
+            intake.spare = self
             return entered
         self._delivery = entered
         return self._sleep()
@@ -279,6 +281,7 @@ class Entry:
             raise RuntimeError(f"this {self._called()}() is being awaited already")
         if waiter is None:
             self._delivery = None
+            self._intake.spare = self
             return delivery.result()
         waiter._asyncio_future_blocking = True
         return waiter
@@ -340,7 +343,16 @@ def _new_entry(
     partition: Any,
     timestamp: Any,
 ) -> Entry:
-    entry = Entry.__new__(Entry)
+    entry: Entry | None = None
+    if COMPILED:  # pragma: no cover - coverage sees no C
+        # A loop of sends needs one Entry: the last one, if nobody has kept it.
+        entry = intake.spare
+        if entry is not None:
+            intake.spare = None
+            if Py_REFCNT(entry) > 1:
+                entry = None
+    if entry is None:
+        entry = Entry.__new__(Entry)
     entry._sends = sends
     entry._intake = intake
     entry._topic = topic
@@ -390,6 +402,8 @@ class Intake:
         # each of its turns; until it turns again, the thread tells.
         self._in_turn = False
         self._thread = 0
+        #: An Entry that has done its work.
+        self.spare: Entry | None = None
         #: A task that filled several batches in a row and shall let the loop turn.
         self.breathing: asyncio.Task[Any] | None = None
         self.partitioner = partitioner_of(config.partitioner)
@@ -437,6 +451,7 @@ class Intake:
     def shut(self) -> None:
         """Take no more records."""
         self._open = self._in_turn = False
+        self.spare = None
 
     def close(self, error: BaseException) -> None:
         """Refuse those who wait for metadata. The pool refuses those who wait for memory."""

@@ -171,6 +171,33 @@ async def test_awaited_twice_is_an_error(
     assert values(cluster) == [b"once"]
 
 
+@both
+async def test_one_that_is_kept_is_not_used_again(
+    cluster: EmbeddedCluster, new_producer: New, name: str
+) -> None:
+    """Compiled, a loop of sends has one Entry for all its records."""
+    intake = await running(new_producer())
+    kept = getattr(intake, name)("t", b"1", partition=0)
+    await acknowledged(await kept)
+    another = getattr(intake, name)("t", b"2", partition=0)
+    with pytest.raises(RuntimeError, match="twice"):
+        await kept
+    await acknowledged(await another)
+    for value in (b"3", b"4"):
+        await acknowledged(await getattr(intake, name)("t", value, partition=0))
+    assert values(cluster) == [b"1", b"2", b"3", b"4"]
+
+
+@both
+async def test_one_that_is_used_again_and_never_awaited_is_a_warning_too(
+    new_producer: New, name: str
+) -> None:
+    intake = await running(new_producer())
+    await acknowledged(await getattr(intake, name)("t", b"v"))
+    with pytest.warns(RuntimeWarning, match="was never awaited"):
+        getattr(intake, name)("t", b"lost")
+
+
 @pytest.mark.parametrize("python_tasks", [False, True])
 async def test_two_tasks_cannot_await_the_same_send(
     cluster: EmbeddedCluster, new_producer: New, python_tasks: bool

@@ -1,7 +1,7 @@
 # C types for accumulator.py, which reads the same without them.
 cimport cython
 
-from asyncproducer.core.batch cimport ProducerBatch
+from asyncproducer.core.batch cimport ProducerBatch, batch_upper_bound
 from asyncproducer.core.delivery cimport Delivery
 from asyncproducer.core.partitioner cimport BuiltInPartitioner
 

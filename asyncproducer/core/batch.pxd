@@ -7,6 +7,7 @@ from libc.string cimport memcpy
 from asyncproducer.core.delivery cimport Delivery, Outcome
 
 cdef bint COMPILED
+cdef Py_ssize_t _RECORD_BOUND
 
 cdef Py_ssize_t _field_size(object data) except -1
 cdef Py_ssize_t _size_of_length(Py_ssize_t length)

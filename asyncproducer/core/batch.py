@@ -52,6 +52,9 @@ BATCH_OVERHEAD = 61
 #: timestamp delta (10), offset delta (5).
 RECORD_OVERHEAD = 21
 
+# The same for C (see batch.pxd): a batch with one record, without the record's fields.
+_RECORD_BOUND = BATCH_OVERHEAD + RECORD_OVERHEAD
+
 #: The compression estimate is stretched a little, so that batches end below their
 #: limit rather than above it (Java: COMPRESSION_RATE_ESTIMATION_FACTOR).
 _ESTIMATE_FACTOR = 1.05
@@ -158,7 +161,7 @@ def batch_upper_bound(key: Any, value: Any, headers: bytes) -> int:
     This is what `max_request_size` and `buffer_memory` are compared with
     (Java: AbstractRecords.estimateSizeInBytesUpperBound).
     """
-    return BATCH_OVERHEAD + RECORD_OVERHEAD + _field_size(key) + _field_size(value) + len(headers)
+    return _RECORD_BOUND + _field_size(key) + _field_size(value) + len(headers)
 
 
 def _new_delivery(
@@ -279,16 +282,24 @@ class ProducerBatch(Outcome):
         if not self.is_open:
             return None
         count = self.count
-        key_size = -1 if key is None else len(key)
-        value_size = -1 if value is None else len(value)
         if count == 0:
             self.base_timestamp = timestamp
             delta = 0
         else:
             delta = timestamp - self.base_timestamp
+        # Statements: an expression with `if` and `else` would make Python's ints of C's.
         fields_size = len(headers)
-        fields_size += 1 if key_size < 0 else key_size + _size_of_length(key_size)
-        fields_size += 1 if value_size < 0 else value_size + _size_of_length(value_size)
+        key_size = value_size = -1
+        if key is None:
+            fields_size += 1
+        else:
+            key_size = len(key)
+            fields_size += key_size + _size_of_length(key_size)
+        if value is None:
+            fields_size += 1
+        else:
+            value_size = len(value)
+            fields_size += value_size + _size_of_length(value_size)
         body_size = 1 + _size_of_delta(delta) + _size_of_length(count) + fields_size
         record_size = body_size + _size_of_length(body_size)
         if count > 0 and not self.has_room(record_size):
@@ -298,7 +309,7 @@ class ProducerBatch(Outcome):
         self.size += record_size
         if timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
-        bound = BATCH_OVERHEAD + RECORD_OVERHEAD + fields_size
+        bound = _RECORD_BOUND + fields_size
         if bound > self.max_record_size:
             self.max_record_size = bound
         return _new_delivery(self, count, timestamp, key_size, value_size)
