@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import enum
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -38,7 +39,8 @@ __all__ = ["DEFAULT_VERSION", "KafkaCluster", "KafkaSource", "KafkaUnavailable",
 
 DEFAULT_VERSION = "4.3.1"
 
-_POLL_S = 0.02
+#: How long nothing is asked while nothing happens.
+_LULL_S = 0.02
 _LOG_TAIL_LINES = 40
 
 
@@ -211,7 +213,7 @@ class KafkaCluster:
             offsets.update(self.admin.end_offsets(topic, committed=committed))
             return True
 
-        if not _wait_until(asked, time.monotonic() + timeout_s):
+        if not self._comes_true(asked, time.monotonic() + timeout_s):
             raise TimeoutError(f"not all leaders of {topic} answered within {timeout_s} s")
         return offsets
 
@@ -247,8 +249,22 @@ class KafkaCluster:
             # A leader is published some milliseconds before that broker knows that it leads.
             return len(self.admin.end_offsets(name)) == count
 
-        if not _wait_until(usable, deadline):
+        if not self._comes_true(usable, deadline):
             raise TimeoutError(f"topic {name} is not known to all nodes after {timeout_s} s")
+
+    def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 40.0) -> None:
+        """Blocks until `condition` is true, for what brokers tell nobody.
+
+        They answer when they are asked: that one of them has heard of a change, that replicas are
+        in sync, that an id has expired. `condition` asks, mostly through `view` or `admin`; a
+        node that does not answer, and an error that Kafka calls retriable, are "not yet". Between
+        two questions it blocks on a connection to a node, for 20 ms, or until that node goes.
+
+        Raises TimeoutError when it is still not true after `timeout_s`; AdminError for errors that
+        do not pass.
+        """
+        if not self._comes_true(condition, time.monotonic() + timeout_s):
+            raise TimeoutError(f"it did not become true within {timeout_s} s")
 
     # -- faults
 
@@ -343,7 +359,7 @@ class KafkaCluster:
         self._paused.discard(node)
 
     def _wait_ready(self, deadline: float) -> None:
-        if not _wait_until(self._ready, deadline):
+        if not self._comes_true(self._ready, deadline):
             raise KafkaUnavailable(
                 f"Kafka {self.version} was not ready in time\n{self._log_tails()}"
             )
@@ -363,30 +379,41 @@ class KafkaCluster:
                 return False
         return True
 
+    def _comes_true(self, condition: Callable[[], bool], deadline: float) -> bool:
+        while True:
+            try:
+                if condition():
+                    return True
+            except OSError:
+                pass
+            except AdminError as error:
+                if not error.retriable:
+                    raise
+            if time.monotonic() >= deadline:
+                return False
+            self._lull()
+
+    def _lull(self) -> None:
+        """Blocks on a node that says nothing until it goes, which may well change an answer."""
+        for node in self.running:
+            try:
+                with socket.create_connection(self._addresses[node], _LULL_S) as connection:
+                    if not connection.recv(1):
+                        continue
+            except TimeoutError:
+                return
+            except OSError:
+                continue
+        # None listens: the first one starts, or ends again at once.
+        for node in self.running[:1]:
+            if self._nodes is not None:
+                self._nodes.alive(node, _LULL_S)
+
     def _log_tails(self) -> str:
         return "\n".join(
             "\n".join([f"--- log of node {node}", *self.log(node).splitlines()[-_LOG_TAIL_LINES:]])
             for node in self.addresses
         )
-
-
-def _wait_until(condition: Callable[[], bool], deadline: float) -> bool:
-    """Polls until the condition holds.
-
-    A node that does not answer, and an error that Kafka calls retriable, count as "not yet".
-    """
-    while True:
-        try:
-            if condition():
-                return True
-        except OSError:
-            pass
-        except AdminError as error:
-            if not error.retriable:
-                raise
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_S)
 
 
 def _parse_address(server: str) -> tuple[str, int]:

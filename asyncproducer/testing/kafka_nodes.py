@@ -81,8 +81,11 @@ class Nodes(Protocol):
         """Undoes `pause`."""
         ...
 
-    def alive(self, node: int) -> bool:
-        """Whether its process is there; a paused one is."""
+    def alive(self, node: int, for_s: float = 0.0) -> bool:
+        """Whether its process is there; a paused one is.
+
+        Blocks until it ends, at most `for_s`; an engine, which takes its time, is just asked.
+        """
         ...
 
     def log(self, node: int) -> str:
@@ -335,9 +338,15 @@ class JvmNodes:
     def resume(self, node: int) -> None:
         self._signal(node, "SIGCONT")
 
-    def alive(self, node: int) -> bool:
+    def alive(self, node: int, for_s: float = 0.0) -> bool:
         process = self._processes.get(node)
-        return process is not None and process.poll() is None
+        if process is None:
+            return False
+        try:
+            process.wait(for_s)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
 
     def log(self, node: int) -> str:
         path = self._log(node)
@@ -557,7 +566,7 @@ class DockerNodes:
     def resume(self, node: int) -> None:
         self._containers[node].get_wrapped_container().unpause()
 
-    def alive(self, node: int) -> bool:
+    def alive(self, node: int, for_s: float = 0.0) -> bool:
         if node not in self._created:
             return False
         wrapped = self._containers[node].get_wrapped_container()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, cast
@@ -20,7 +19,7 @@ import aiokafka
 import confluent_kafka
 import pytest
 
-from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable, _wait_until
+from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable
 
 
 class FreshTopic(Protocol):
@@ -170,29 +169,28 @@ def _confluent(servers: str, topic: str, ends: Mapping[int, int]) -> Log:
                 for p in left
             ]
         )
-        deadline = time.monotonic() + _READ_DEADLINE_S
         while left:
-            assert time.monotonic() < deadline, f"partitions {left} could not be read to their end"
-            for message in consumer.consume(1000, timeout=0.05):
-                if message.error() is not None:
-                    raise confluent_kafka.KafkaException(message.error())
-                kind, timestamp = message.timestamp()
-                partition, offset = message.partition(), message.offset()
-                assert partition is not None
-                assert offset is not None
-                headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
-                log[partition].append(
-                    ReadRecord(
-                        offset,
-                        timestamp,
-                        kind == confluent_kafka.TIMESTAMP_LOG_APPEND_TIME,
-                        message.key(),
-                        message.value(),
-                        tuple(headers),
-                    )
+            message = consumer.poll(_READ_DEADLINE_S)
+            assert message is not None, f"partitions {left} could not be read to their end"
+            if message.error() is not None:
+                raise confluent_kafka.KafkaException(message.error())
+            kind, timestamp = message.timestamp()
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+            log[partition].append(
+                ReadRecord(
+                    offset,
+                    timestamp,
+                    kind == confluent_kafka.TIMESTAMP_LOG_APPEND_TIME,
+                    message.key(),
+                    message.value(),
+                    tuple(headers),
                 )
-                if offset >= ends[partition] - 1:
-                    left.discard(partition)
+            )
+            if offset >= ends[partition] - 1:
+                left.discard(partition)
     finally:
         consumer.close()
     return log
@@ -219,26 +217,3 @@ def read_log() -> Reader:
         return log
 
     return read
-
-
-# -- waiting
-
-
-class Until(Protocol):
-    """Blocks until a question is answered with yes; an error that may pass is no answer."""
-
-    def __call__(self, condition: Callable[[], bool], timeout_s: float = 40.0) -> None: ...
-
-
-@pytest.fixture
-def until() -> Until:
-    """The only poll of these tests, for what no event tells.
-
-    Brokers tell nobody when they have noticed what happened to another one, nor does a process
-    that is not our child tell us of its end.
-    """
-
-    def wait(condition: Callable[[], bool], timeout_s: float = 40.0) -> None:
-        assert _wait_until(condition, time.monotonic() + timeout_s), "it did not become true"
-
-    return wait

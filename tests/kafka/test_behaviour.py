@@ -63,7 +63,7 @@ from asyncproducer.testing.kafka_nodes import free_ports
 from asyncproducer.testing.raw_client import RawClient
 
 if TYPE_CHECKING:
-    from tests.kafka.conftest import FreshTopic, Log, Reader, Until
+    from tests.kafka.conftest import FreshTopic, Log, Reader
 
 BytesProducer = Producer[Any, Any]
 
@@ -127,10 +127,9 @@ async def test_a_partition_that_does_not_exist_is_waited_for(
     topic = fresh_topic(2)
     async with BytesProducer(kafka.bootstrap_servers, max_block_ms=400) as producer:
         await producer.warm_up(topic)
-        began = time.monotonic()
-        with pytest.raises(MetadataTimeout, match="the topic has 2 partitions"):
-            await producer.send(topic, b"v", partition=2)
-        assert 0.39 <= time.monotonic() - began < 5
+        async with asyncio.timeout(5):
+            with pytest.raises(MetadataTimeout, match="the topic has 2 partitions"):
+                await producer.send(topic, b"v", partition=2)
         # Nobody else has to wait.
         assert (await producer.send(topic, b"v", partition=1)).offset == 0
 
@@ -182,16 +181,15 @@ async def test_a_topic_that_is_deleted_while_sending(
     ) as producer:
         old_id = await topic_id(kafka, topic)
         deleted = asyncio.create_task(administrate(kafka, lambda a: a.delete_topics([topic])))
-        deadline = time.monotonic() + 20
 
         async def send(count: int) -> None:
             for _ in range(count):
                 value = b"%06d" % len(deliveries)
                 deliveries.append(await producer.enqueue(topic, value, partition=0))
 
-        while await topic_id(kafka, topic) in (old_id, None):
-            await send(50)
-            assert time.monotonic() < deadline
+        async with asyncio.timeout(20):
+            while await topic_id(kafka, topic) in (old_id, None):
+                await send(50)
         await deleted
         await send(50)
         await producer.flush(timeout=20)
@@ -373,6 +371,17 @@ async def test_a_record_may_be_too_large_for_a_fetch_of_the_followers(
 # -- waiting, and not waiting
 
 
+def at_once(call: Coroutine[Any, Any, Any]) -> None:
+    """Runs what must end without letting the loop turn."""
+    try:
+        call.send(None)
+    except StopIteration:
+        pass
+    else:
+        call.close()
+        pytest.fail("it waits")
+
+
 async def test_with_max_block_0_nobody_waits(kafka: KafkaCluster, fresh_topic: FreshTopic) -> None:
     """IT-06: the first send fails but asks for the topic; later ones succeed, given room."""
     topic = fresh_topic()
@@ -383,22 +392,19 @@ async def test_with_max_block_0_nobody_waits(kafka: KafkaCluster, fresh_topic: F
         linger_ms=60_000,
         adaptive_linger=False,
     ) as producer:
-        began = time.monotonic()
         with pytest.raises(MetadataTimeout):
-            await producer.send(topic, b"v")
-        assert time.monotonic() - began < 0.1
+            at_once(producer.send(topic, b"v"))
         async with asyncio.timeout(10):
             while True:
                 try:
                     first = await producer.enqueue(topic, bytes(20_000))
                 except MetadataTimeout:
-                    await asyncio.sleep(0)
+                    # Its own question is answered meanwhile.
+                    await topic_id(kafka, topic)
                 else:
                     break
-        began = time.monotonic()
         with pytest.raises(BufferTimeout):
-            _ = await producer.enqueue(topic, bytes(20_000))
-        assert time.monotonic() - began < 0.1
+            at_once(producer.enqueue(topic, bytes(20_000)))
         assert (await first).offset == 0
         second = await producer.enqueue(topic, bytes(20_000))
         await producer.flush()
@@ -438,9 +444,9 @@ async def test_close_delivers_everything(
     )
     await producer.start()
     deliveries = [await producer.enqueue(topic, value) for value in numbered(5000)]
-    report = await producer.close()
+    async with asyncio.timeout(10):  # and not until they have lingered
+        report = await producer.close()
     assert (report.acknowledged, report.failed, report.clean) == (5000, 0, True)
-    assert report.elapsed < 10
     assert all(delivery.done() for delivery in deliveries)
     assert sorted(v or b"" for v in values(await read_log(kafka, topic))) == numbered(5000)
     for call in (producer.send, producer.enqueue):
@@ -459,8 +465,8 @@ async def test_close_0_gives_up_what_is_pending(
     await producer.warm_up(topic)
     # More than all the requests that can be under way at once.
     deliveries = [producer.send_nowait(topic, value) for value in numbered(2000, size=1000)]
-    report = await producer.close(0)
-    assert report.elapsed < 1
+    async with asyncio.timeout(10):
+        report = await producer.close(0)
     errors = await errors_of(deliveries)
     aborted = [error for error in errors if error is not None]
     assert all(isinstance(error, AbortedError) for error in aborted)
@@ -503,10 +509,9 @@ async def test_no_broker_at_the_bootstrap_address() -> None:
     """IT-09"""
     (port,) = free_ports(1)
     producer = BytesProducer(f"127.0.0.1:{port}", max_block_ms=500)
-    began = time.monotonic()
-    with pytest.raises(ConnectionFailed, match=str(port)):
-        await producer.start()
-    assert time.monotonic() - began < 5
+    async with asyncio.timeout(5):
+        with pytest.raises(ConnectionFailed, match=str(port)):
+            await producer.start()
     await producer.close()
 
 
@@ -725,9 +730,7 @@ class GuardedKafka:
         change = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
         await administrate(self.kafka, lambda a: a.alter_user_scram_credentials([change]))
 
-    async def grant(
-        self, user: str, operation: AclOperation, topic: str | None, until: Until
-    ) -> None:
+    async def grant(self, user: str, operation: AclOperation, topic: str | None) -> None:
         """For a topic, or for the cluster. Returns when it is in force."""
         what: tuple[Any, ...] = (
             ResourceType.BROKER if topic is None else ResourceType.TOPIC,
@@ -741,7 +744,8 @@ class GuardedKafka:
         await administrate(self.kafka, lambda a: a.create_acls([AclBinding(*what)]))
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
         await asyncio.to_thread(
-            until, lambda: bool(admin.describe_acls(AclBindingFilter(*what)).result(20))
+            self.kafka.wait_until,
+            lambda: bool(admin.describe_acls(AclBindingFilter(*what)).result(20)),
         )
 
     def producer(self, user: str, **options: Any) -> BytesProducer:
@@ -791,21 +795,20 @@ def ways_to_ask(producer: BytesProducer, topic: str) -> list[Coroutine[Any, Any,
 
 
 async def test_a_topic_that_may_not_be_described(
-    guarded: GuardedKafka, fresh_topic: FreshTopic, until: Until, read_log: Reader
+    guarded: GuardedKafka, fresh_topic: FreshTopic, read_log: Reader
 ) -> None:
     """IT-17: the topic is named at once; the same producer writes to it when it is granted."""
     topic = fresh_topic(1, cluster=guarded.kafka)
     user = await guarded.a_user()
     async with guarded.producer(user) as producer:
-        began = time.monotonic()
-        for ask in ways_to_ask(producer, topic):
-            with pytest.raises(
-                AuthorizationError, match=f"not authorized for topic '{topic}'"
-            ) as e:
-                await ask
-            assert e.value.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        assert time.monotonic() - began < 10
-        await guarded.grant(user, AclOperation.WRITE, topic, until)  # implies describing it
+        async with asyncio.timeout(10):
+            for ask in ways_to_ask(producer, topic):
+                with pytest.raises(
+                    AuthorizationError, match=f"not authorized for topic '{topic}'"
+                ) as e:
+                    await ask
+                assert e.value.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        await guarded.grant(user, AclOperation.WRITE, topic)  # implies describing it
         for ask in ways_to_ask(producer, topic):
             await ask
     assert values(await read_log(guarded.kafka, topic)) == [b"value"]
@@ -815,7 +818,6 @@ async def test_a_topic_that_may_not_be_described(
 async def test_a_topic_that_may_not_be_written(
     guarded: GuardedKafka,
     fresh_topic: FreshTopic,
-    until: Until,
     read_log: Reader,
     idempotent: bool,
 ) -> None:
@@ -829,9 +831,9 @@ async def test_a_topic_that_may_not_be_written(
 
     denied, allowed = fresh_topic(1, cluster=guarded.kafka), fresh_topic(1, cluster=guarded.kafka)
     user = await guarded.a_user()
-    await guarded.grant(user, AclOperation.DESCRIBE, denied, until)
+    await guarded.grant(user, AclOperation.DESCRIBE, denied)
     # To write to any topic is enough for a producer id (KIP-679).
-    await guarded.grant(user, AclOperation.WRITE, allowed, until)
+    await guarded.grant(user, AclOperation.WRITE, allowed)
     async with guarded.producer(
         user, enable_idempotence=idempotent, interceptors=[Notes()]
     ) as producer:
@@ -848,7 +850,7 @@ async def test_a_topic_that_may_not_be_written(
             assert isinstance(in_callback, BrokerRejected)
             assert in_callback.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
             assert (await producer.send(allowed, b"%d" % number)).offset == number
-        await guarded.grant(user, AclOperation.WRITE, denied, until)
+        await guarded.grant(user, AclOperation.WRITE, denied)
         assert (await producer.send(denied, b"granted")).offset == 0
     assert told[:2] == [(denied, ErrorCode.TOPIC_AUTHORIZATION_FAILED), (allowed, None)]
     assert told == told[:2] * 3 + [(denied, None)]
@@ -857,13 +859,13 @@ async def test_a_topic_that_may_not_be_written(
 
 
 async def test_idempotent_writes_that_are_not_granted(
-    guarded: GuardedKafka, fresh_topic: FreshTopic, until: Until, read_log: Reader
+    guarded: GuardedKafka, fresh_topic: FreshTopic, read_log: Reader
 ) -> None:
     """IT-17: without the right to a producer id nothing is sent; once it is granted, the same
     producer goes on."""
     topic = fresh_topic(1, cluster=guarded.kafka)
     user = await guarded.a_user()
-    await guarded.grant(user, AclOperation.DESCRIBE, topic, until)
+    await guarded.grant(user, AclOperation.DESCRIBE, topic)
     async with guarded.producer(user) as producer:
         for _ in range(2):
             with pytest.raises(AbortedError, match="grant IDEMPOTENT_WRITE") as caught:
@@ -871,31 +873,30 @@ async def test_idempotent_writes_that_are_not_granted(
             assert caught.value.persisted == "no"
             assert isinstance(caught.value.__cause__, AuthorizationError)
             assert caught.value.__cause__.code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        await guarded.grant(user, AclOperation.IDEMPOTENT_WRITE, None, until)
+        await guarded.grant(user, AclOperation.IDEMPOTENT_WRITE, None)
         await producer.warm_up(topic)  # there is an id now
         with pytest.raises(BrokerRejected) as refused:
             await producer.send(topic, b"without the topic")
         assert refused.value.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        await guarded.grant(user, AclOperation.WRITE, topic, until)
+        await guarded.grant(user, AclOperation.WRITE, topic)
         assert [(await producer.send(topic, b"%d" % n)).offset for n in range(3)] == [0, 1, 2]
     assert values(await read_log(guarded.kafka, topic)) == [b"0", b"1", b"2"]
 
 
 async def test_credentials_that_do_not_exist_yet(
-    guarded: GuardedKafka, fresh_topic: FreshTopic, until: Until, read_log: Reader
+    guarded: GuardedKafka, fresh_topic: FreshTopic, read_log: Reader
 ) -> None:
     """IT-18: start() says so at once, and succeeds as soon as they do. When they are gone
     again, every way to ask for a topic says so; until they are there."""
     known, new = fresh_topic(1, cluster=guarded.kafka), fresh_topic(1, cluster=guarded.kafka)
     user = guarded.a_stranger()
     for topic in (known, new):
-        await guarded.grant(user, AclOperation.WRITE, topic, until)
+        await guarded.grant(user, AclOperation.WRITE, topic)
     producer = guarded.producer(user)
-    began = time.monotonic()
-    with pytest.raises(AuthenticationError, match="SCRAM-SHA-256: Authentication failed") as caught:
-        await producer.start()
-    assert caught.value.code == ErrorCode.SASL_AUTHENTICATION_FAILED
-    assert time.monotonic() - began < 5
+    async with asyncio.timeout(5):
+        with pytest.raises(AuthenticationError, match="SCRAM-SHA-256: Authentication fail") as told:
+            await producer.start()
+    assert told.value.code == ErrorCode.SASL_AUTHENTICATION_FAILED
     assert producer.health.state == "created"
 
     await guarded.set_password(user)
@@ -909,15 +910,14 @@ async def test_credentials_that_do_not_exist_yet(
         assert (await producer.send(known, b"0")).offset == 0
         await guarded.forget_password(user)
         # The broker asks for it when the session is over.
-        await asyncio.to_thread(until, lambda: not producer.health.ready)
+        await asyncio.to_thread(guarded.kafka.wait_until, lambda: not producer.health.ready)
         assert "Authentication failed" in str(producer.health.problem)
-        began = time.monotonic()
-        for ask in ways_to_ask(producer, new):
-            with pytest.raises(AuthenticationError):
-                await ask
-        assert time.monotonic() - began < 5
+        async with asyncio.timeout(5):
+            for ask in ways_to_ask(producer, new):
+                with pytest.raises(AuthenticationError):
+                    await ask
         await guarded.set_password(user)
-        await asyncio.to_thread(until, lambda: producer.health.ready)
+        await asyncio.to_thread(guarded.kafka.wait_until, lambda: producer.health.ready)
         for ask in ways_to_ask(producer, new):
             await ask
         assert (await producer.send(known, b"1")).offset == 1
@@ -926,7 +926,7 @@ async def test_credentials_that_do_not_exist_yet(
 
 
 async def test_a_broker_that_has_forgotten_the_producer(
-    guarded: GuardedKafka, fresh_topic: FreshTopic, until: Until, read_log: Reader
+    guarded: GuardedKafka, fresh_topic: FreshTopic, read_log: Reader
 ) -> None:
     """IT-12: a producer id expires when nothing is sent with it for long (a day by default).
     An idempotent producer sends on with its next sequence, and nobody notices."""
@@ -937,7 +937,9 @@ async def test_a_broker_that_has_forgotten_the_producer(
                 metadata = await producer.send(topic, b"%d" % (3 * round_ + number))
                 assert metadata.offset == 3 * round_ + number
             assert len(guarded.active_producers(topic)) == 1
-            await asyncio.to_thread(until, lambda: guarded.active_producers(topic) == [])
+            await asyncio.to_thread(
+                guarded.kafka.wait_until, lambda: guarded.active_producers(topic) == []
+            )
         metrics = producer.metrics()
     assert (metrics["record_retry_total"], metrics["record_error_total"]) == (0, 0)
     assert values(await read_log(guarded.kafka, topic)) == [b"%d" % n for n in range(9)]

@@ -24,7 +24,6 @@ from asyncproducer.testing.raw_client import RawClient
 if TYPE_CHECKING:
     from asyncproducer.testing.kafka_admin import PartitionView
     from asyncproducer.testing.messages import Message
-    from tests.kafka.conftest import Until
 
 numbers = itertools.count(time.time_ns())
 
@@ -64,9 +63,8 @@ class Brokers(Protocol):
 
 
 class RealBrokers:
-    def __init__(self, cluster: KafkaCluster, until: Until) -> None:
+    def __init__(self, cluster: KafkaCluster) -> None:
         self._cluster = cluster
-        self._until = until
         self._topics: list[str] = []
 
     @property
@@ -97,7 +95,7 @@ class RealBrokers:
                     return False
             return True
 
-        await asyncio.to_thread(self._until, holds)
+        await asyncio.to_thread(self._cluster.wait_until, holds)
 
 
 class EmbeddedBrokers:
@@ -120,9 +118,9 @@ class EmbeddedBrokers:
 
 
 @pytest.fixture(params=["embedded", "kafka"])
-async def brokers(request: pytest.FixtureRequest, until: Until) -> AsyncIterator[Brokers]:
+async def brokers(request: pytest.FixtureRequest) -> AsyncIterator[Brokers]:
     if request.param == "kafka":
-        yield RealBrokers(request.getfixturevalue("kafka3"), until)
+        yield RealBrokers(request.getfixturevalue("kafka3"))
         return
     async with EmbeddedCluster(3) as cluster:
         yield EmbeddedBrokers(cluster)

@@ -25,8 +25,7 @@ from asyncproducer.testing.batches import (
     with_header,
 )
 from asyncproducer.testing.broker import EmbeddedCluster
-from asyncproducer.testing.kafka import KafkaCluster, _wait_until
-from asyncproducer.testing.kafka_admin import Admin
+from asyncproducer.testing.kafka import KafkaCluster
 from asyncproducer.testing.messages import Message
 from asyncproducer.testing.raw_client import RawClient, encode_request
 
@@ -39,6 +38,8 @@ class Broker(NamedTuple):
 
     bootstrap_servers: str
     create: Callable[..., Awaitable[None]]
+    #: Returns when clients see the topic, with so many partitions, which all have a leader.
+    until_there: Callable[..., Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +56,26 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
         async def create(name: str, **options: Any) -> None:
             await asyncio.to_thread(real.create_topic, name, **options)
 
-        yield Broker(real.bootstrap_servers, create)
+        async def until_there(name: str, partitions: int | None = None) -> None:
+            def there() -> bool:
+                found = real.topic(name).values()
+                whole = bool(found) if partitions is None else len(found) == partitions
+                return whole and all(partition.leader >= 0 for partition in found)
+
+            # Kafka does some things a little later than it says.
+            await asyncio.to_thread(real.wait_until, there)
+
+        yield Broker(real.bootstrap_servers, create, until_there)
         return
     async with EmbeddedCluster() as cluster:
 
         async def create_embedded(name: str, **options: Any) -> None:
             cluster.create_topic(name, **options)
 
-        yield Broker(cluster.bootstrap_servers, create_embedded)
+        async def at_once(name: str, partitions: int | None = None) -> None:
+            pass
+
+        yield Broker(cluster.bootstrap_servers, create_embedded, at_once)
 
 
 @pytest.fixture
@@ -169,34 +182,28 @@ async def fetch(client: RawClient, name: str, *, offset: int = 0, version: int =
     return response.responses[0].partitions[0]
 
 
-async def read_all(client: RawClient, name: str) -> list[StoredRecord]:
-    data = (await fetch(client, name)).records
+async def fetch_waiting(
+    client: RawClient, name: str, offset: int, *, max_wait: int = 60_000, min_bytes: int = 1
+) -> list[StoredRecord]:
+    """Partition 0 from this offset on, as soon as there is so much."""
+    place = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 10**6}
+    async with asyncio.timeout(20):
+        response = await client.request(
+            "fetch",
+            4,
+            max_wait=max_wait,
+            min_bytes=min_bytes,
+            max_bytes=10**6,
+            isolation_level=0,
+            topics=[{"topic": name, "partitions": [place]}],
+        )
+    data = response.responses[0].partitions[0].records
     return [record for stored in split_batches(data) for record in decode_batch(stored)]
 
 
-async def until(broker: Broker, condition: Callable[[Admin], bool]) -> None:
-    """Brokers do some things a little later than they say, and nothing tells when: ask again.
-
-    The questions block, and the embedded broker answers on this loop: hence the thread.
-    """
-    host, port = broker.bootstrap_servers.split(",")[0].rsplit(":", 1)
-    seed = Admin({-1: (host, int(port))})
-
-    def holds() -> bool:
-        return condition(Admin(seed.view().brokers))
-
-    assert await asyncio.to_thread(_wait_until, holds, time.monotonic() + 30)
-
-
-async def until_there(broker: Broker, name: str, partitions: int | None = None) -> None:
-    """Until clients see the topic, with so many partitions."""
-
-    def is_there(admin: Admin) -> bool:
-        found = admin.view(name).topics.get(name, {})
-        whole = bool(found) if partitions is None else len(found) == partitions
-        return whole and all(partition.leader >= 0 for partition in found.values())
-
-    await until(broker, is_there)
+async def read_all(client: RawClient, name: str) -> list[StoredRecord]:
+    data = (await fetch(client, name)).records
+    return [record for stored in split_batches(data) for record in decode_batch(stored)]
 
 
 async def assert_closed(client: RawClient) -> None:
@@ -355,8 +362,10 @@ async def test_acks_0_is_processed_although_the_client_closes_at_once(
     async with await RawClient.connect(broker.bootstrap_servers.split(",")[0]) as other:
         for _ in range(3):
             other.send("produce", 9, **produce_fields(topic, batch(), acks=0))
-    await until(broker, lambda admin: admin.end_offsets(topic) == {0: 3})
-    assert len(await read_all(client, topic)) == 3
+    records: list[StoredRecord] = []
+    while len(records) < 3:
+        records += await fetch_waiting(client, topic, len(records))
+    assert [record.offset for record in records] == [0, 1, 2]
 
 
 # -- Produce: what is refused
@@ -526,7 +535,7 @@ async def test_no_more_replicas_are_wanted_than_there_are(
 async def test_internal_topics_are_not_written_to(broker: Broker, client: RawClient) -> None:
     name = "__transaction_state"
     await metadata(client, name, create=True)
-    await until_there(broker, name)
+    await broker.until_there(name)
     assert (await metadata(client, name)).topics[0].is_internal
     answer = await produce(client, name, batch())
     assert answer.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -720,7 +729,7 @@ async def test_a_topic_is_created_for_the_next_request(
 ) -> None:
     (found,) = (await metadata(client, topic_name, create=True)).topics
     assert found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    await until_there(broker, topic_name)
+    await broker.until_there(topic_name)
     (found,) = (await metadata(client, topic_name)).topics
     assert found.error_code == ErrorCode.NONE
 
@@ -820,29 +829,12 @@ async def test_offsets_of_an_unknown_partition_are_refused(
 async def test_a_fetch_waits_for_data_no_longer_than_asked(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
-    fields = {
-        "max_wait": 60_000,
-        "min_bytes": 1,
-        "max_bytes": 10**6,
-        "isolation_level": 0,
-        "topics": [
-            {
-                "topic": topic,
-                "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 10**6}],
-            }
-        ],
-    }
-    waiting = client.send("fetch", 4, **fields)
+    waiting = asyncio.create_task(fetch_waiting(client, topic, 0))
     async with await RawClient.connect(broker.bootstrap_servers.split(",")[0]) as other:
         await produce(other, topic, batch())
-    async with asyncio.timeout(20):
-        response = await client.receive("fetch", 4, waiting)
-    assert len(decode_batch(response.responses[0].partitions[0].records)) == 1
-    started = time.monotonic()
-    fields = {**fields, "max_wait": 50, "min_bytes": 10**6}
-    response = await client.request("fetch", 4, **fields)
-    assert 0.04 <= time.monotonic() - started < 10
-    assert response.responses[0].partitions[0].records
+    assert len(await waiting) == 1
+    # There will never be so many bytes.
+    assert len(await fetch_waiting(client, topic, 0, max_wait=50, min_bytes=10**6)) == 1
 
 
 # -- topics
@@ -877,7 +869,7 @@ async def test_topics_are_created_and_deleted(
     if version >= 5:
         assert results[topic_name].num_partitions == 2
         assert results[topic_name].replication_factor == 1
-    await until_there(broker, topic_name, 2)
+    await broker.until_there(topic_name, 2)
     results = await create_topics(client, wanted, version=version)
     assert results[topic_name].error_code == ErrorCode.TOPIC_ALREADY_EXISTS
     response = await client.request(
@@ -888,7 +880,7 @@ async def test_topics_are_created_and_deleted(
         timeout=10_000,
     )
     assert [(r.name, r.error_code) for r in response.responses] == [(topic_name, ErrorCode.NONE)]
-    await until_there(broker, topic_name, 0)
+    await broker.until_there(topic_name, 0)
     (found,) = (await metadata(client, topic_name)).topics
     assert found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -959,7 +951,7 @@ async def test_partitions_are_added(
         return ErrorCode(response.results[0].error_code)
 
     assert await grow(3) == ErrorCode.NONE
-    await until_there(broker, topic, 3)
+    await broker.until_there(topic, 3)
     assert len((await metadata(client, topic)).topics[0].partitions) == 3
     assert await grow(3) == ErrorCode.INVALID_PARTITIONS
 
@@ -979,7 +971,7 @@ async def test_coordinators_are_found(broker: Broker, client: RawClient, version
 
     found = await find()
     if found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
-        await until_there(broker, "__consumer_offsets")  # Kafka makes it now
+        await broker.until_there("__consumer_offsets")  # Kafka makes it now
         found = await find()
     assert found.error_code == ErrorCode.NONE
     assert f"{found.host}:{found.port}" == broker.bootstrap_servers
