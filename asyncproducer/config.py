@@ -731,7 +731,10 @@ class ProducerConfig(
     )  # fmt: skip
     socket_connection_setup_timeout_max_ms: int = _option(30_000, INT64, "Longest such time.")
     connections_max_idle_ms: int = _option(
-        540_000, ANY_INT64, "An unused connection is closed after so long. Negative: never."
+        540_000,
+        ANY_INT64,
+        "An unused connection is closed after so long. Negative: never. "
+        "0, which means never to librdkafka alone, is an error.",
     )
     send_buffer_bytes: int = _option(
         131_072, BUFFER_SIZE, "SO_SNDBUF of the sockets. -1: as the system has it."
@@ -1536,6 +1539,25 @@ def _resolve_delivery_timeout(values: Values, given: Collection[str]) -> None:
     values["delivery_timeout_ms"] = least
 
 
+def _check_memory(values: Values, given: Collection[str]) -> None:
+    # Every batch takes batch_size at once. Java starts, and then each of its sends fails.
+    size, memory = values["batch_size"], values["buffer_memory"]
+    if size > memory:
+        raise ConfigError(
+            f"batch_size={size} is more than buffer_memory={memory}: no batch would ever fit;"
+            " lower batch_size or raise buffer_memory"
+        )
+
+
+def _check_max_idle(values: Values, given: Collection[str]) -> None:
+    # To Java it is a time, and each use makes a new connection; to librdkafka it means never.
+    if values["connections_max_idle_ms"] == 0:
+        raise ConfigError(
+            "connections_max_idle_ms=0 would close a connection as soon as nothing is under way:"
+            " -1 keeps it for ever, the default closes it after 540000 ms"
+        )
+
+
 def _check_rack(values: Values, given: Collection[str]) -> None:
     if values["partitioner_rack_aware"] and not values["client_rack"].strip():
         raise ConfigError("partitioner_rack_aware=True needs a client_rack")
@@ -1696,6 +1718,8 @@ RULES: tuple[Rule, ...] = (
     _resolve_backoffs,
     _resolve_compression_level,
     _resolve_batch_size,
+    _check_memory,
+    _check_max_idle,
 )
 
 

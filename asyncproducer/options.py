@@ -164,7 +164,9 @@ class Options(TypedDict, total=False):
     """Longest such time."""
 
     connections_max_idle_ms: int
-    """An unused connection is closed after so long. Negative: never."""
+    """An unused connection is closed after so long. Negative: never. 0, which means never to
+    librdkafka alone, is an error.
+    """
 
     send_buffer_bytes: int
     """SO_SNDBUF of the sockets. -1: as the system has it."""

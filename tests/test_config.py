@@ -854,6 +854,27 @@ def test_largest_delivery_timeout_goes_with_everything() -> None:
     assert config.delivery_timeout_ms == INT32_MAX
 
 
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [({"buffer_memory": 10_000}, 16_384), ({"buffer_memory": 0, "batch_size": 0}, 1)],
+)
+def test_a_batch_must_fit_into_the_buffer(options: dict[str, Any], size: int) -> None:
+    """Java notices it with each send."""
+    memory = options["buffer_memory"]
+    message = refusal(**options)
+    assert f"batch_size={size} is more than buffer_memory={memory}" in message
+    assert make(buffer_memory=size, batch_size=size).batch_size == size
+
+
+def test_connections_are_not_closed_after_no_time_at_all() -> None:
+    """Nor is it left open whether this 0 is Java's or librdkafka's, which means never."""
+    message = refusal(connections_max_idle_ms=0)
+    assert message.startswith("connections_max_idle_ms=0 would close")
+    assert "-1 keeps it for ever" in message
+    with pytest.raises(ConfigError, match=r"connections\.max\.idle\.ms=0 would close"):
+        mapped({"connections.max.idle.ms": "0"})
+
+
 def test_first_reconnect_backoff_alone_switches_growth_off() -> None:
     for first in (20, 5_000):
         config = make(reconnect_backoff_ms=first)
@@ -1491,7 +1512,7 @@ def test_text_that_is_no_number_or_boolean(name: str, text: str) -> None:
         ({"message.timeout.ms": 40_000}, "delivery_timeout_ms", 40_000),
         ({"message.timeout.ms": "0"}, "delivery_timeout_ms", INT32_MAX),
         ({"queue.buffering.max.ms": "0.5"}, "linger_ms", 0.5),
-        ({"queue.buffering.max.kbytes": "2"}, "buffer_memory", 2048),
+        ({"queue.buffering.max.kbytes": "32"}, "buffer_memory", 32_768),
         ({"message.max.bytes": 1000}, "max_request_size", 1000),
         ({"max.in.flight": "1"}, "max_in_flight_requests_per_connection", 1),
         ({"compression.codec": "lz4"}, "compression_type", "lz4"),
@@ -1678,7 +1699,7 @@ def test_options_beside_a_mapping_are_strict() -> None:
 
 def test_mapping_is_left_as_it_is() -> None:
     servers = ["a:1", "b:2"]
-    mapping = {"bootstrap.servers": servers, "queue.buffering.max.kbytes": "3", "acks": "all"}
+    mapping = {"bootstrap.servers": servers, "queue.buffering.max.kbytes": "32", "acks": "all"}
     before = copy.deepcopy(mapping)
     ProducerConfig.from_mapping(mapping, linger_ms=2)
     assert mapping == before
