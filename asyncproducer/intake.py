@@ -538,7 +538,12 @@ class Intake:
         if self._key_serializer is not None:
             key = self._key_serializer(topic, key, pairs)
         if self._value_serializer is not None:
-            value = self._value_serializer(topic, value, pairs)
+            try:
+                value = self._value_serializer(topic, value, pairs)
+            except BaseException:
+                if inspect.iscoroutine(key):
+                    key.close()
+                raise
         if not wait:
             late = [data for data in (key, value) if inspect.isawaitable(data)]
             for data in late:

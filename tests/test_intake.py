@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import struct
 import time
 import traceback
@@ -726,6 +727,25 @@ async def test_send_nowait_with_an_awaitable_that_is_no_coroutine(new_producer: 
         await producer.warm_up("t")
         with pytest.raises(SerializationError, match="cannot wait for an async serializer"):
             producer.send_nowait("t", "value")
+
+
+async def test_a_key_is_not_awaited_when_the_value_cannot_be_serialized(
+    new_producer: New,
+) -> None:
+    """Nor is its coroutine left behind, which would be a warning."""
+    keys: list[Coroutine[Any, Any, bytes]] = []
+
+    def key_of(key: Any) -> Any:
+        keys.append(awaited(key))
+        return keys[-1]
+
+    def fails(value: Any) -> bytes:
+        raise ValueError("no")
+
+    async with new_producer(key_serializer=key_of, value_serializer=fails) as producer:
+        with pytest.raises(SerializationError, match="the value for topic t could not"):
+            await producer.send("t", "value", key="key")
+    assert [inspect.getcoroutinestate(key) for key in keys] == [inspect.CORO_CLOSED]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
