@@ -511,6 +511,7 @@ class Producer(Generic[K, V]):
             self._move(State.CLOSING)
             if self._intake is not None:
                 self._intake.close(ProducerClosed(_CLOSED_MEANWHILE))
+            self._wake_watchers()
             self._hurry = loop.create_future()
             self._closing = loop.create_task(
                 self._close(self._hurry), name=f"{self._client_id} close"
@@ -594,7 +595,6 @@ class Producer(Generic[K, V]):
                 await asyncio.wait([self._task])
             await self._cluster.close()
         finally:
-            self._wake_watchers()
             self._close_plugins()
             self._report = CloseReport(
                 self._metrics.acknowledged,

@@ -253,44 +253,40 @@ async def test_starting_twice_at_the_same_time(new_producer: New) -> None:
     await first
 
 
+def everything(producer: Producer[Any, Any]) -> list[Callable[[], Any]]:
+    """All that needs a producer that runs; what some of it returns is to be awaited."""
+    return [
+        lambda: producer.send("t", b"value"),
+        lambda: producer.enqueue("t", b"value"),
+        lambda: producer.send_nowait("t", b"value"),
+        lambda: producer.send_many("t", [b"value"]),
+        producer.flush,
+        lambda: producer.partitions_for("t"),
+        lambda: producer.warm_up("t"),
+        producer.portal,
+    ]
+
+
 async def test_nothing_works_before_the_start(new_producer: New) -> None:
+    for call in everything(new_producer()):
+        with pytest.raises(ProducerNotStarted):
+            await call()
+
+
+async def test_who_forgot_the_start_is_told_how_to_start(new_producer: New) -> None:
     producer = new_producer()
     for call in (producer.send, producer.enqueue):
         with pytest.raises(ProducerNotStarted, match="async with"):
             await call("t", b"value")
-    with pytest.raises(ProducerNotStarted):
-        producer.send_nowait("t", b"value")
-    with pytest.raises(ProducerNotStarted):
-        await producer.send_many("t", [b"value"])
-    with pytest.raises(ProducerNotStarted):
-        await producer.flush()
-    with pytest.raises(ProducerNotStarted):
-        await producer.partitions_for("t")
-    with pytest.raises(ProducerNotStarted):
-        await producer.warm_up("t")
-    with pytest.raises(ProducerNotStarted):
-        producer.portal()
 
 
 async def test_nothing_works_after_the_close(new_producer: New) -> None:
     """IT-09."""
     async with new_producer() as producer:
         await producer.send("t", b"value")
-    for call in (producer.send, producer.enqueue):
+    for call in everything(producer):
         with pytest.raises(ProducerClosed):
-            await call("t", b"value")
-    with pytest.raises(ProducerClosed):
-        producer.send_nowait("t", b"value")
-    with pytest.raises(ProducerClosed):
-        await producer.send_many("t", [b"value"])
-    with pytest.raises(ProducerClosed):
-        await producer.flush()
-    with pytest.raises(ProducerClosed):
-        await producer.partitions_for("t")
-    with pytest.raises(ProducerClosed):
-        await producer.warm_up("t")
-    with pytest.raises(ProducerClosed):
-        producer.portal()
+            await call()
     assert producer.metrics()["record_send_total"] == 1
     assert producer.health.problem == "the producer is closed"
 
@@ -1063,13 +1059,24 @@ async def test_partitions_for_a_topic_that_was_denied_once(
         assert len(await producer.partitions_for("t")) == 1
 
 
-async def test_partitions_for_when_the_producer_is_closed_meanwhile(new_producer: New) -> None:
+@pytest.mark.parametrize("call", ["partitions_for", "warm_up"])
+async def test_who_waits_for_metadata_is_told_of_a_close_when_it_begins(
+    cluster: EmbeddedCluster, new_producer: New, call: str
+) -> None:
     async with new_producer() as producer:
-        asking = asyncio.create_task(producer.partitions_for("missing"))
+        await producer.warm_up("t")
+        asking = asyncio.create_task(getattr(producer, call)("missing"))
+        cluster.inject("produce", delay=5.0)
+        delivery = await producer.enqueue("t", b"v")
         await asyncio.sleep(1)
-        await producer.close()
+        began = now()
+        closing = asyncio.create_task(producer.close())
         with pytest.raises(ProducerClosed, match="closed while waiting for topic 'missing'"):
             await asking
+        assert now() == began
+        assert not closing.done()
+        assert (await closing).clean
+        assert delivery.done()
 
 
 @pytest.mark.parametrize("call", ["partitions_for", "warm_up"])
