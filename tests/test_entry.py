@@ -27,6 +27,8 @@ from asyncproducer._implementation import IMPLEMENTATION
 from asyncproducer.intake import Entry, Intake
 from asyncproducer.testing import EmbeddedCluster
 
+pytestmark = pytest.mark.virtual_time
+
 New = Callable[..., Producer[Any, Any]]
 
 

@@ -24,9 +24,13 @@ from asyncproducer import (
 )
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork, VirtualTimeLoop
 
-# Other threads wait really, so these tests run on asyncio's own loop: it takes no time either.
-
 New = Callable[..., Producer[Any, Any]]
+
+
+@pytest.fixture
+def network() -> MemoryNetwork:
+    """Other threads wait really, so that this is on asyncio's own loop: without latency."""
+    return MemoryNetwork()
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
@@ -167,7 +171,7 @@ async def test_what_a_thread_has_stopped_waiting_for_goes_on(
 
         def work() -> None:
             with pytest.raises(TimeoutError):
-                portal.send("t", b"value").result(timeout=0.001)
+                portal.send("t", b"value").result(timeout=0)
 
         await in_thread(work)
         cluster.resume(1)
@@ -185,7 +189,7 @@ async def test_a_flush_that_takes_too_long_is_told_by_its_future(
         def work() -> None:
             future = portal.send("t", b"value")
             with pytest.raises(TimeoutError, match="still on their way"):
-                portal.flush(0.001).result(timeout=10)
+                portal.flush(0).result(timeout=10)
             assert not future.done()
 
         await in_thread(work)

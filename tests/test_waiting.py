@@ -653,7 +653,7 @@ def test_cancelled_twice_before_it_runs_is_one_cancellation(loop: Loop) -> None:
             me = asyncio.current_task()
             assert me is not None
             caught.append(me.cancelling())
-        await asyncio.sleep(TICK)
+        await turn()
         return (await delivery).offset
 
     async def scene() -> None:
@@ -663,7 +663,7 @@ def test_cancelled_twice_before_it_runs_is_one_cancellation(loop: Loop) -> None:
         task.cancel()
         await turn()
         assert caught == [2]
-        await asyncio.sleep(2 * TICK)
+        await turn()
         batch.acknowledge(8, -1)
         assert await task == 8
         assert caught == [2]
