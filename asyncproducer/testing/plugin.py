@@ -21,8 +21,8 @@ There, `@pytest.mark.real_time` takes a single test out. The async fixtures of a
 run on its loop; with a loop scope wider than one function all its tests share a clock.
 
 It is pytest-asyncio that runs a test on a loop of ours. The marker on a test that somebody
-else runs (anyio's plugin, unittest), or on one that is not async, would do nothing: that is
-a usage error. On a class or a file it does not mind tests in there that are not async.
+else runs (anyio's plugin, unittest), or on one that is not async, would do nothing: such a
+test fails. On a class or a file it does not mind tests in there that are not async.
 
 How it works: pytest-asyncio asks that hook which loops a test is to run on. Once any
 plugin answers it, it must answer for every test. We therefore join in only when the
@@ -122,14 +122,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, No
     yield
 
 
-# Last: tests that were deselected are not judged.
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# When the test is to run: what is raised while tests are collected is lost in pytest-xdist.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuses the marker where it would do nothing."""
-    for item in items:
-        mark = _closest(item)
-        if mark is not None and mark.name == "virtual_time" and not _on_a_loop_of_ours(item):
-            _refuse_what_is_without_effect(item)
+    mark = _closest(item)
+    if mark is not None and mark.name == "virtual_time" and not _on_a_loop_of_ours(item):
+        _refuse_what_is_without_effect(item)
 
 
 def _on_a_loop_of_ours(item: pytest.Item) -> bool:
@@ -142,13 +141,15 @@ def _refuse_what_is_without_effect(item: pytest.Item) -> None:
     function = getattr(item, "obj", None)
     function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
     if inspect.iscoroutinefunction(function):
-        raise pytest.UsageError(
+        pytest.fail(
             f"{item.nodeid} is marked virtual_time, but pytest-asyncio does not run it, so that it"
             " would run in real time: mark it asyncio (and not anyio), or set asyncio_mode=auto;"
-            " or take it out with the marker real_time"
+            " or take it out with the marker real_time",
+            pytrace=False,
         )
     if any(mark.name == "virtual_time" for mark in item.own_markers):
-        raise pytest.UsageError(
+        pytest.fail(
             f"{item.nodeid} is marked virtual_time, but is not async: it has no event loop whose"
-            " time could be virtual. Make it `async def`, or take the marker away"
+            " time could be virtual. Make it `async def`, or take the marker away",
+            pytrace=False,
         )

@@ -97,14 +97,16 @@ class TestReal:
     run(pytester).assert_outcomes(passed=5)
 
 
-def test_on_a_test_that_is_not_async_the_marker_is_a_usage_error(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["", "xdist"])
+def test_on_a_test_that_is_not_async_the_marker_is_an_error(
+    pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
     pytester.makepyfile(
         HEADER + "@pytest.mark.virtual_time\ndef test_x(): pass\n" + "async def test_good(): pass\n"
     )
-    result = run(pytester)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*::test_x is marked virtual_time, but is not async: *"])
-    run(pytester, "-k", "good").assert_outcomes(passed=1, deselected=1)
+    result = run(pytester, *workers)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*::test_x is marked virtual_time, but is not async: *"])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_on_a_test_that_is_not_async_the_marker_is_a_usage_error(pytester: pytes
     ],
     ids=["anyio", "anyio fixture", "anyio with hypothesis", "unittest", "nobody"],
 )
-def test_on_a_test_that_others_run_the_marker_is_a_usage_error(
+def test_on_a_test_that_others_run_the_marker_is_an_error(
     pytester: pytest.Pytester, test: str
 ) -> None:
     """They would run it in real time, and nobody would notice."""
@@ -132,8 +134,8 @@ def test_on_a_test_that_others_run_the_marker_is_a_usage_error(
         + test
     )
     result = run(pytester, "-o", "asyncio_mode=strict")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
         ["*::test_x* is marked virtual_time, but pytest-asyncio does not *"]
     )
 
