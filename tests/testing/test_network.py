@@ -10,6 +10,7 @@ import asyncio
 import errno
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -288,7 +289,8 @@ async def test_writing_after_close_is_ignored(pair: Pair) -> None:
     pair.client.transport.write(b"x")
     await pair.client.lost
     pair.client.transport.write(b"x")
-    pair.client.transport.writelines([b"x"])
+    if sys.version_info < (3, 12):  # later, asyncio's own fails there with a TypeError
+        pair.client.transport.writelines([b"x"])
     await pair.server.lost
     assert pair.server.data == b""
 
