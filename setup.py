@@ -28,6 +28,9 @@ DIRECTIVES = {
     # Types come from the .pxd files alone. Otherwise an annotation such as `data: bytes` would
     # make the compiled function refuse what the Python one takes.
     "annotation_typing": False,
+    # A producer is used on the thread of its event loop alone, and modules share no state that
+    # changes: a Python without the GIL need not switch it on for us.
+    "freethreading_compatible": True,
 }
 
 
