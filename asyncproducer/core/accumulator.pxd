@@ -48,7 +48,8 @@ cdef class Accumulator:
     cdef bint _one_in_flight
     cdef bint _adaptive
     cdef double _availability_timeout
-    cdef Py_ssize_t _compress_inline_bytes
+    cdef Py_ssize_t _quick_bytes
+    cdef Py_ssize_t _quick_left
     cdef object _loop
     cdef object _trouble
     cdef public object estimator

@@ -171,7 +171,7 @@ class Accumulator:
         adaptive: bool = True,
         adaptive_linger: bool = False,
         availability_timeout: float = 0.0,
-        compress_inline_bytes: int = 65536,
+        quick_bytes: int | None = None,
         loop: Any = None,
         trouble: Callable[[], BaseException | None] = lambda: None,
     ) -> None:
@@ -191,7 +191,10 @@ class Accumulator:
         self._adaptive = adaptive
         self._adaptive_linger = adaptive_linger
         self._availability_timeout = availability_timeout
-        self._compress_inline_bytes = compress_inline_bytes
+        if quick_bytes is None:
+            quick_bytes = 0 if codec is None else codec.quick_bytes
+        #: How much may be compressed here for one request, and how much of that is left.
+        self._quick_bytes = self._quick_left = quick_bytes
         self._loop = loop
         #: What is wrong with the brokers just now, for the errors of what was never sent.
         self._trouble = trouble
@@ -675,6 +678,7 @@ class Accumulator:
         line = self.ready.get(node)
         if line is None:
             return []
+        self._quick_left = self._quick_bytes
         drained: list[ProducerBatch] = []
         size = 0
         again: list[PartitionQueue] = []
@@ -722,14 +726,15 @@ class Accumulator:
         return self._sequences is None or self._sequences.may_drain(queue.sequences, head)
 
     def _compress(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """Compress a small batch here; hand a large one over and return False."""
+        """Compress it here if that is quick; hand it over and return False if it is not."""
         codec = batch.codec
         if codec is None:
             return True
-        if batch.size > self._compress_inline_bytes:
+        if batch.size > self._quick_left:
             batch.compressing = True
             self.to_compress.append(batch)
             return False
+        self._quick_left -= batch.size
         try:
             payload = codec.compress(batch.uncompressed())
         except Exception:

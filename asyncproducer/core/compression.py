@@ -62,19 +62,35 @@ class DecompressionError(KafkaError, ValueError):
     code = ErrorCode.CORRUPT_MESSAGE
 
 
+#: Codec → (up to this level, so many bytes in about 0.25 ms), measured with JSON on one core of
+#: a server of 2023. Right within a factor of two or three elsewhere, which is all that it is for.
+_QUICK_BYTES: dict[str, tuple[tuple[int, int], ...]] = {
+    "gzip": ((6, 32_768), (9, 16_384)),
+    "snappy": ((0, 196_608),),
+    "lz4": ((8, 32_768), (9, 196_608), (17, 8_192)),
+    "zstd": ((4, 131_072), (9, 32_768), (14, 4_096), (22, 0)),
+}
+
+
 class Codec:
     """One way to compress the records of a batch, at one level.
 
     `name` and `codec_id` are Kafka's; the id is what bits 0 to 2 of a batch's attributes
-    hold. `level` is None for codecs that have none.
+    hold. `level` is None for codecs that have none. `quick_bytes` is how much this codec
+    compresses in a quarter of a millisecond or so: what an event loop can do between two turns.
     """
 
-    __slots__ = ("codec_id", "level", "name")
+    __slots__ = ("codec_id", "level", "name", "quick_bytes")
 
     def __init__(self, name: str, codec_id: int, level: int | None = None) -> None:
         self.name = name
         self.codec_id = codec_id
         self.level = level
+        if level is None:
+            level = DEFAULT_LEVELS.get(name, 0)
+        self.quick_bytes = next(
+            (size for most, size in _QUICK_BYTES.get(name, ()) if level <= most), 0
+        )
 
     def __repr__(self) -> str:
         return f"<Codec {self.name}>" if self.level is None else f"<Codec {self.name}:{self.level}>"

@@ -1216,7 +1216,7 @@ def test_small_batches_are_compressed_when_they_are_drained() -> None:
 
 
 def test_large_batches_are_compressed_elsewhere_and_then_leave() -> None:
-    rig = Rig([1, 1], codec=codec("lz4"), linger=0.0, compress_inline_bytes=300)
+    rig = Rig([1, 1], codec=codec("lz4"), linger=0.0, quick_bytes=300)
     rig.append(bytes(500), partition=0)
     rig.append(bytes(10), partition=1)
     assert partitions(rig.drain()) == [1]
@@ -1234,8 +1234,29 @@ def test_large_batches_are_compressed_elsewhere_and_then_leave() -> None:
     assert values(batch) == [bytes(500)]
 
 
+def test_one_request_compresses_only_so_much_on_the_loop() -> None:
+    """Small batches add up: what is too much goes elsewhere, and the next request begins anew."""
+    rig = Rig([1, 1, 1], codec=codec("lz4"), linger=0.0, quick_bytes=300)
+    for partition in range(3):
+        rig.append(bytes(100), partition=partition)
+    assert partitions(rig.drain()) == [0]
+    assert [batch.partition for batch in rig.accumulator.to_compress] == [1, 2]
+    rig.append(bytes(100), partition=0)
+    assert partitions(rig.drain()) == [0]
+
+
+def test_how_much_that_is_the_codec_says() -> None:
+    """Zstandard at its highest levels takes milliseconds for any batch."""
+    fast, slow = (Rig(codec=codec("zstd", level), linger=0.0) for level in (1, 22))
+    for rig in (fast, slow):
+        rig.append(bytes(5000))
+    assert len(fast.drain()) == 1
+    assert slow.drain() == []
+    assert len(slow.accumulator.to_compress) == 1
+
+
 def test_a_batch_that_ends_while_it_is_compressed_keeps_its_bytes_until_then() -> None:
-    rig = Rig(codec=codec("lz4"), linger=0.0, compress_inline_bytes=300, delivery_timeout=2.0)
+    rig = Rig(codec=codec("lz4"), linger=0.0, quick_bytes=300, delivery_timeout=2.0)
     delivery = rig.append(bytes(500))
     assert rig.drain() == []
     [batch] = rig.accumulator.to_compress
@@ -1280,7 +1301,7 @@ def test_a_codec_that_fails_fails_its_batch_alone() -> None:
 
 
 def test_a_codec_that_fails_after_the_batch_was_given_up_changes_nothing() -> None:
-    rig = Rig(codec=codec("lz4"), linger=0.0, compress_inline_bytes=300, delivery_timeout=2.0)
+    rig = Rig(codec=codec("lz4"), linger=0.0, quick_bytes=300, delivery_timeout=2.0)
     delivery = rig.append(bytes(500))
     rig.drain()
     [batch] = rig.accumulator.to_compress

@@ -351,7 +351,7 @@ class Storm:
             codec=None if setup.compression == "none" else codec(setup.compression),
             sequences=self.sequences,
             max_in_flight=setup.max_in_flight,
-            compress_inline_bytes=300,
+            quick_bytes=300,
             adaptive_linger=setup.adaptive_linger,
             loop=self.loop,
         )

@@ -632,3 +632,22 @@ def test_topics_codecs_and_instances_have_their_own_estimates() -> None:
     assert estimator.estimate("t", 2) == 1.0
     assert estimator.estimate("u", 1) == 1.0
     assert RatioEstimator().estimate("t", 1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "levels"),
+    [
+        ("gzip", [-1, *range(1, 10)]),
+        ("lz4", [9, *range(1, 9), *range(10, 18)]),  # 9 is the fast one
+        ("zstd", [*range(-7, 23)]),
+    ],
+)
+def test_the_slower_a_level_the_less_is_quick(name: str, levels: list[int]) -> None:
+    quick = [codec(name, level).quick_bytes for level in levels]
+    assert quick == sorted(quick, reverse=True)
+    assert quick[0] > quick[-1]
+
+
+@pytest.mark.parametrize("name", ["gzip", "snappy", "lz4", "zstd"])
+def test_a_small_batch_is_quick_at_the_default_level(name: str) -> None:
+    assert codec(name).quick_bytes >= 16_384
