@@ -52,14 +52,19 @@ async def example(name: str, servers: str, **environ: str) -> AsyncIterator[Proc
         "PYTHONASYNCIODEBUG": "",
         **environ,
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-Werror",
-        str(EXAMPLES / name),
-        env=environment,
-        stdout=PIPE,
-        stderr=PIPE,
-    )
+    # Shells start what runs in the background with SIGINT ignored, and processes inherit that.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-Werror",
+            str(EXAMPLES / name),
+            env=environment,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         async with asyncio.timeout(PATIENCE):
             yield process
