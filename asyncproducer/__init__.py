@@ -7,6 +7,7 @@ async with Producer("localhost:9092") as producer:
 # First, as it decides whether the compiled modules or their sources are imported below.
 from asyncproducer._implementation import IMPLEMENTATION  # isort: split
 
+from asyncproducer.bulk import TableResult
 from asyncproducer.config import ProducerConfig
 from asyncproducer.core.delivery import Delivery
 from asyncproducer.core.partitioner import Murmur3Partitioner, RoundRobinPartitioner
@@ -50,6 +51,7 @@ from asyncproducer.records import (
     BatchResult,
     CloseReport,
     Health,
+    OffsetRange,
     PartitionInfo,
     Record,
     RecordMetadata,
@@ -87,6 +89,7 @@ __all__ = [
     "MetadataNotReady",
     "MetadataTimeout",
     "Murmur3Partitioner",
+    "OffsetRange",
     "PartitionInfo",
     "Partitioner",
     "Portal",
@@ -104,6 +107,7 @@ __all__ = [
     "RoundRobinPartitioner",
     "SerializationError",
     "Serializer",
+    "TableResult",
     "TopicPartition",
     "UnsupportedVersionError",
     "WrongLoopError",

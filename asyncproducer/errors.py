@@ -30,7 +30,7 @@ KafkaError                            .code .retriable
 │  └─ ProtocolError                   the peer does not speak Kafka, or broke its rules
 └─ RequestTimedOut                    (TimeoutError)
 
-BatchDeliveryError (ExceptionGroup)   what send_many(raise_on_error=True) raises
+BatchDeliveryError (ExceptionGroup)   what send_many and send_table raise
 
 Errors known before a record is in the buffer are raised by the call; later ones
 come through its Delivery as a DeliveryError, whose cause is the last thing that
@@ -484,4 +484,9 @@ class RequestTimedOut(KafkaError, TimeoutError):
 
 
 class BatchDeliveryError(ExceptionGroup[Exception]):
-    """Some records of a `send_many` were not acknowledged."""
+    """Some records of a `send_many` or a `send_table` were not acknowledged.
+
+    `result` is what the call would have returned: which they are, and what became of the others.
+    """
+
+    result: Any = None

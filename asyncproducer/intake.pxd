@@ -4,6 +4,8 @@ from cpython.pythread cimport PyThread_get_thread_ident as c_get_ident
 from cpython.time cimport monotonic as c_monotonic, time_ns as c_time_ns
 
 from asyncproducer.core.accumulator cimport Accumulator, TopicState
+from asyncproducer.core.batch cimport ProducerBatch
+from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery, Waiter
 from asyncproducer.core.partitioner cimport partition_for_key
 
@@ -15,6 +17,7 @@ cdef class Intake
 cdef bint COMPILED
 cdef Py_ssize_t _BYTES_PER_TURN
 cdef Py_ssize_t _BYTES_PER_RECORD
+cdef Py_ssize_t _BYTES_PER_ROW
 
 cdef extern from *:
     """
@@ -173,6 +176,18 @@ cdef class Intake:
         object timestamp,
         bint wait,
     )
+    @cython.locals(
+        accumulator=Accumulator,
+        state=TopicState,
+        batch=ProducerBatch,
+        row=Py_ssize_t,
+        place=Py_ssize_t,
+    )
+    cpdef Py_ssize_t enter_rows(self, Rows rows, Py_ssize_t first) except -1
+    @cython.locals(accumulator=Accumulator, delivery=Delivery)
+    cdef bint _append_row(
+        self, TopicState state, Py_ssize_t place, Rows rows, Py_ssize_t row
+    ) except -1
     @cython.locals(accumulator=Accumulator)
     cdef object _after_news(self)
     cdef bint _here(self)

@@ -54,6 +54,7 @@ from asyncproducer.records import Record, RecordMetadata
 if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
     from asyncproducer.core.accumulator import Accumulator, TopicState
+    from asyncproducer.core.bulk import Rows
     from asyncproducer.core.metadata import ClusterMetadata, TopicMetadata
     from asyncproducer.encoding import RecordSerializer
     from asyncproducer.net.buffer_pool import BufferPool
@@ -85,6 +86,8 @@ _SERVED_AT_ONCE = 500
 #: where a record counts as so many more than it has. That is half a millisecond or less.
 _BYTES_PER_TURN = 524_288
 _BYTES_PER_RECORD = 400
+#: The same for a row of a bulk, which costs less.
+_BYTES_PER_ROW = 50
 
 #: How many partitions must have a batch to send before a request leaves within a turn of the
 #: loop: fewer would make many small requests under load, more would leave brokers idle.
@@ -626,6 +629,64 @@ class Intake:
         if not wait:
             raise self._buffer_full()
         return self._enter_pool(state, None if place < 0 else place, when, key, value, headers)
+
+    def enter_rows(self, rows: Rows, first: int) -> int:
+        """Buffer rows from `first` on, without an object for each, as far as nothing waits.
+
+        Returns the first row that is not in. It must go the way of a single record: it has to
+        wait, or is not plain, or something is wrong with it, or the loop shall turn before it.
+        """
+        if not self._here():
+            self._come_in()
+        row = first
+        if self._interceptors or self._serializes or self.partitioner is not None:
+            return row
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            rows.now = c_time_ns() // 1_000_000
+        else:
+            rows.now = time_ns() // 1_000_000
+        accumulator = self.accumulator
+        topic: Any = None
+        state: TopicState | None = None
+        # Nobody overtakes those who wait for memory.
+        while row < rows.count and not self._pool_line and rows.read(row):
+            if rows.topic is not topic:
+                topic = rows.topic
+                state = accumulator.topics.get(topic)
+                if topic in self._lines:
+                    break
+            if state is None or not state.known or rows.size > self._certain_size:
+                break
+            place = rows.partition
+            if place >= state.partition_count:
+                break
+            if place < 0 and rows.key_size >= 0 and self._hash_keys:
+                place = rows.key_partition(state.partition_count)
+            batch = accumulator.append_row(state, place, rows)
+            if batch is not None:
+                rows.place(row, batch, batch.count - 1)
+            elif not self._append_row(state, place, rows, row):
+                break
+            row += 1
+            self._taken += rows.size + _BYTES_PER_ROW
+            if self._taken > _BYTES_PER_TURN:
+                self._taken = 0
+                self.breathing = asyncio.current_task()
+                break
+        return row
+
+    def _append_row(self, state: TopicState, place: int, rows: Rows, row: int) -> bool:
+        """The long way into a batch: it begins with this row, or is full with it."""
+        accumulator = self.accumulator
+        key, value, headers = rows.fields()
+        delivery = accumulator.append(
+            state, place, rows.timestamp, key, value, headers, self._now()
+        )
+        if delivery is not None:
+            rows.placed(row, delivery)
+        if accumulator.news:
+            self._after_news()
+        return delivery is not None
 
     def _after_news(self) -> None:
         """A batch began or became full: let the scheduler know."""

@@ -13,6 +13,8 @@ from asyncproducer.intake import running_loop
 from asyncproducer.records import BatchResult, Headers, Record, RecordMetadata
 
 if TYPE_CHECKING:
+    from asyncproducer.arrow import ArrowTable
+    from asyncproducer.bulk import TableResult
     from asyncproducer.core.delivery import Delivery
     from asyncproducer.producer import Producer
 
@@ -107,6 +109,38 @@ class Portal(Generic[K, V]):
         WrongLoopError, ForkError; the future BatchDeliveryError, unless `raise_on_error` is False.
         """
         return self._call(self._producer.send_many, topic, records, raise_on_error=raise_on_error)
+
+    def send_table(
+        self,
+        topic: str | None,
+        table: ArrowTable,
+        *,
+        key: str | None = None,
+        value: str | None = "value",
+        headers: str | None = None,
+        partition: str | None = None,
+        timestamp: str | None = None,
+        topic_column: str = "topic",
+        raise_on_error: bool = True,
+    ) -> Future[TableResult]:
+        """`Producer.send_table`: the future is done when every row has its end.
+
+        The loop reads the table. Cancelling the future ends the wait: what is buffered goes on,
+        the rest is not taken. Does not wait. Raises WrongLoopError, ForkError; the future what
+        `Producer.send_table` raises.
+        """
+        return self._call(
+            self._producer.send_table,
+            topic,
+            table,
+            key=key,
+            value=value,
+            headers=headers,
+            partition=partition,
+            timestamp=timestamp,
+            topic_column=topic_column,
+            raise_on_error=raise_on_error,
+        )
 
     def flush(self, timeout: float | None = None) -> Future[None]:
         """`Producer.flush`: the future is done when all records sent so far have their end.

@@ -18,11 +18,14 @@ import weakref
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from itertools import islice
 from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, Unpack
 
 from asyncproducer._implementation import IMPLEMENTATION
+from asyncproducer.arrow import Columns, open_table
+from asyncproducer.bulk import Sending, TableResult
 from asyncproducer.config import Options, ProducerConfig
 from asyncproducer.core.accumulator import Accumulator, Fence
 from asyncproducer.core.backoff import ExponentialBackoff
@@ -34,21 +37,18 @@ from asyncproducer.core.metrics import APP_INFO, GAUGES, Metrics
 from asyncproducer.core.sequences import Sequences
 from asyncproducer.encoding import RecordSerializer
 from asyncproducer.errors import (
-    AuthorizationError,
     BatchDeliveryError,
-    BufferTimeout,
     ConfigError,
     ForkError,
     IllegalStateError,
-    InvalidTopic,
-    KafkaError,
     MetadataTimeout,
     ProducerClosed,
     ProducerNotStarted,
+    SerializationError,
     WrongLoopError,
     again,
 )
-from asyncproducer.intake import REFUSALS, Intake, Pending, running_loop
+from asyncproducer.intake import Intake, Pending, running_loop
 from asyncproducer.net.buffer_pool import BufferPool
 from asyncproducer.net.cluster import Cluster
 from asyncproducer.net.scheduler import Scheduler
@@ -68,6 +68,7 @@ from asyncproducer.records import (
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from asyncproducer.arrow import ArrowTable
     from asyncproducer.net.transport import Connector
     from asyncproducer.plugins import Interceptor, SerializerFunction
 
@@ -102,8 +103,8 @@ _CLOSED_MEANWHILE = "the producer was closed while the record waited for metadat
 #: Seconds after which a close that is not done says what it waits for.
 _SILENT_CLOSE = 1.0
 
-#: How many records of a send_many may be refused at once before the loop may turn.
-_REFUSED_AT_ONCE = 500
+#: How many errors a failed send_table raises: its result has all.
+_ERRORS_RAISED = 100
 
 
 class State(Enum):
@@ -133,24 +134,6 @@ class Unset(Enum):
 
     def __repr__(self) -> str:
         return self.value
-
-
-class _Vain:
-    """What one send_many has waited for in vain, and does not wait for again until it is there.
-
-    Else each of a million records would wait `max_block_ms` for the same missing topic.
-    """
-
-    __slots__ = ("free", "memory", "refused", "topics")
-
-    def __init__(self) -> None:
-        #: Topic -> the error of the record that waited for it.
-        self.topics: dict[str, KafkaError] = {}
-        self.memory: BufferTimeout | None = None
-        #: How much memory was free then.
-        self.free = 0
-        #: How many records were refused because of this.
-        self.refused = 0
 
 
 def _check_interceptors(given: Any) -> tuple[Interceptor, ...]:
@@ -740,6 +723,9 @@ class Producer(Generic[K, V]):
     ) -> BatchResult:
         """Send many records and return when each of them has its end.
 
+        Made for plain ones: values that are bytes, or Records with bytes and no headers, take a
+        fraction of what `enqueue` costs. Others cost the same as there.
+
         `records` are values, or `Record`s that bring key, headers and so on. A Record's own
         topic counts where `topic` is None; else it must be the same, or "". They enter the
         buffer in the order given, and the result has one entry per record in that order. A
@@ -752,102 +738,99 @@ class Producer(Generic[K, V]):
 
         Raises BatchDeliveryError with all errors, unless `raise_on_error` is False; TypeError
         for a single record instead of several; ProducerStateError. What is raised by the
-        iterable itself ends the sending; what was buffered goes on. Cancelled: no further
-        record is taken, what was buffered goes on.
+        iterable itself ends the sending; what came before it goes on. Cancelled: no further
+        record is taken, what was buffered goes on. An iterable that is not async is asked for up
+        to 1,000 records (of about 256 KiB) at a time: so many may be lost for it then.
         """
         if isinstance(records, (Record, str, bytes, bytearray, memoryview)):
             raise TypeError(
                 f"records is one {type(records).__name__}, not an iterable of records: "
                 "send_many(topic, [record]), or send(...) for a single one"
             )
-        vain = _Vain()
-        outcomes: list[Any]
-        if isinstance(records, AsyncIterable):
-            outcomes = [await self._send_one(topic, record, vain) async for record in records]
-        else:
-            outcomes = [await self._send_one(topic, record, vain) for record in records]
-        for outcome in outcomes:
-            if type(outcome) is Delivery and not outcome.done():
-                try:
-                    await outcome
-                except KafkaError:
-                    pass  # the result tells
-        result = BatchResult(outcomes)
+        result = await self._sending().many(topic, records)
         if raise_on_error and result.failed:
             first = result.failed[0]
-            raise BatchDeliveryError(
+            error = BatchDeliveryError(
                 f"{len(result.failed)} of {len(result)} records were not acknowledged; "
                 f"the first is number {first[0]}: {first[1]}",
                 [error for _, error in result.failed],
             )
+            error.result = result
+            raise error
         return result
 
-    async def _send_one(
-        self, topic: str | None, record: V | Record, vain: _Vain
-    ) -> Delivery | Exception:
-        partition: int | None = None
-        try:
-            if type(record) is Record:
-                partition = record.partition
-                if topic is None:
-                    topic = record.topic
-                elif record.topic and record.topic != topic:
-                    raise InvalidTopic(
-                        f"a Record for topic {record.topic!r} in a send_many to {topic!r}: give "
-                        "None as the topic for all, and each Record goes to its own"
-                    )
-            elif topic is None:
-                raise InvalidTopic("without a topic for all, each record must be a Record")
-            if vain.topics or vain.memory is not None:
-                error = await self._still_vain(topic, partition, vain)
-                if error is not None:
-                    return error
-            if type(record) is Record:
-                return await self.enqueue(
-                    topic,
-                    record.value,
-                    key=record.key,
-                    headers=record.headers,
-                    partition=record.partition,
-                    timestamp=record.timestamp,
-                )
-            return await self.enqueue(topic, record)  # type: ignore[arg-type]
-        except REFUSALS as error:
-            if isinstance(error, BufferTimeout):
-                vain.memory = error
-                vain.free = self._pool.available
-            elif isinstance(error, (MetadataTimeout, AuthorizationError)) and topic is not None:
-                vain.topics[topic] = error
-            return error
+    async def send_table(
+        self,
+        topic: str | None,
+        table: ArrowTable,
+        *,
+        key: str | None = None,
+        value: str | None = "value",
+        headers: str | None = None,
+        partition: str | None = None,
+        timestamp: str | None = None,
+        topic_column: str = "topic",
+        raise_on_error: bool = True,
+    ) -> TableResult:
+        """Send the rows of an Arrow table, and return when each of them has its end.
 
-    async def _still_vain(
-        self, topic: str, partition: int | None, vain: _Vain
-    ) -> KafkaError | None:
-        """The error of a record that would wait for what an earlier one waited for in vain."""
-        error: KafkaError | None = vain.topics.get(topic)
-        if error is not None:
-            view = self._metadata.topic(topic)
-            if view is None or (type(partition) is int and partition >= view.partition_count):
-                # It may appear yet, for records that come later.
-                self._cluster.add_topic(topic)
-                self._cluster.request_update_for_topic(topic)
-            else:
-                error = None
-        if error is None and vain.memory is not None:
-            free = self._pool.available
-            if free > vain.free or free >= self._ample:
-                vain.memory = None  # the brokers go on: there is something to wait for
-            error = vain.memory
-        if error is None:
-            return None
-        self._check_usable()
-        self._metrics.record_refused(topic)
-        vain.refused += 1
-        if vain.refused % _REFUSED_AT_ONCE == 0:
-            await asyncio.sleep(0)
-        fresh = again(error)
-        fresh.args = (f"as with an earlier record of this send_many: {error}",)
-        return fresh
+        `table` is a pyarrow Table, RecordBatch or RecordBatchReader, or anything with the Arrow C
+        stream or array interface (polars, pandas >= 2.2, duckdb). A reader is taken batch by
+        batch as there is room; the loop stands still while it makes the next one.
+
+        `key`, `value`, `headers`, `partition` and `timestamp` name columns; None is null (or
+        "choose", "now") for all rows. Where `topic` is None, each row's own is in the column
+        `topic_column`. Keys and values: binary or text of any kind. Headers: lists of (name,
+        value) structs, or maps. Partitions: integers, null for "choose". Timestamps: Arrow's of
+        any unit (those without a zone count as UTC), or ms since 1970; null for now.
+
+        Rows enter the buffer in their order and wait there as those of `send_many` do. A row that
+        cannot be sent does not stop the others. Interceptors and a partitioner of your own see
+        each row, which costs as much as `enqueue`. Cancelled: no further row is taken, what was
+        buffered goes on.
+
+        Raises BatchDeliveryError, with the first 100 errors and the `result`, unless
+        `raise_on_error` is False. Before anything is sent: SerializationError (no such column, or
+        of another type; the producer has serializers, which see no columns), InvalidTopic,
+        TypeError (no table), ImportError without pyarrow (the extra "arrow"),
+        ProducerStateError. What a reader raises ends the sending; what was buffered goes on.
+        """
+        intake = self._usable_intake()
+        if topic is not None:
+            intake.check_topic(topic)
+        for serializer in (self._key_serializer, self._value_serializer):
+            if serializer is not None:
+                raise SerializationError(
+                    f"send_table sends columns of bytes and text as they are, and the producer has "
+                    f"a {serializer.what}_serializer: use a Producer without one, and serialize "
+                    "into a column"
+                )
+        reader = open_table(table)
+        columns = Columns(
+            reader.schema,
+            topic,
+            topic_column=topic_column if topic is None else None,
+            key=key,
+            value=value,
+            headers=headers,
+            partition=partition,
+            timestamp=timestamp,
+        )
+        result = await self._sending().table(columns.tables(reader))
+        if raise_on_error and result.acknowledged < len(result):
+            errors = list(islice(result._errors(), _ERRORS_RAISED))
+            group = BatchDeliveryError(
+                f"{len(result) - result.acknowledged} of {len(result)} rows were not acknowledged; "
+                f"the first is row {errors[0][0]}: {errors[0][1]}",
+                [error for _, error, _, _ in errors],
+            )
+            group.result = result
+            raise group
+        return result
+
+    def _sending(self) -> Sending:
+        # A subclass's own `enqueue` sees every record.
+        return Sending(self, by_record=type(self).enqueue is not _ENQUEUE)
 
     # -- news from the cluster --------------------------------------------------------------
 

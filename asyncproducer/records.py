@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias, cast, overload
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias, overload
 
 __all__ = [
     "BatchResult",
@@ -12,6 +14,7 @@ __all__ = [
     "Header",
     "Headers",
     "Health",
+    "OffsetRange",
     "PartitionInfo",
     "Record",
     "RecordMetadata",
@@ -134,16 +137,18 @@ class Health(NamedTuple):
 class BatchResult(Sequence["RecordMetadata | Exception"]):
     """The outcome of a `send_many`: one entry per record, in the order they came.
 
-    An entry is the record's RecordMetadata or the exception that ended it.
+    An entry is the record's RecordMetadata or the exception that ended it. They are made when
+    they are asked for: a result that nobody goes through costs nothing per record.
     """
 
-    def __init__(self, outcomes: Sequence[Any]) -> None:
-        # Deliveries that are done, or exceptions of records that were never buffered.
-        self._outcomes = outcomes
+    def __init__(self, parts: Sequence[Any]) -> None:
+        # Rows (core/bulk.py) that have their end.
+        self._parts = parts
+        self._ends = list(accumulate(part.count for part in parts))
         self._failed: list[tuple[int, Exception]] | None = None
 
     def __len__(self) -> int:
-        return len(self._outcomes)
+        return self._ends[-1] if self._ends else 0
 
     @overload
     def __getitem__(self, index: int) -> RecordMetadata | Exception: ...
@@ -152,32 +157,50 @@ class BatchResult(Sequence["RecordMetadata | Exception"]):
     def __getitem__(self, index: slice) -> list[RecordMetadata | Exception]: ...
 
     def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self._outcome(outcome) for outcome in self._outcomes[index]]
-        return self._outcome(self._outcomes[index])
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return [self._outcome(place) for place in places]
+        return self._outcome(places)
 
-    @staticmethod
-    def _outcome(outcome: Any) -> RecordMetadata | Exception:
-        if isinstance(outcome, Exception):
-            return outcome
-        error: Exception | None = outcome.exception()
-        return cast(RecordMetadata, outcome.result()) if error is None else error
+    def _outcome(self, index: int) -> RecordMetadata | Exception:
+        at = bisect_right(self._ends, index)
+        part = self._parts[at]
+        result: RecordMetadata | Exception = part.result(index - self._ends[at] + part.count)
+        return result
+
+    def __iter__(self) -> Iterator[RecordMetadata | Exception]:
+        for part in self._parts:
+            for row in range(part.count):
+                yield part.result(row)
 
     @property
     def failed(self) -> list[tuple[int, Exception]]:
         """(index, exception) of the records that were not acknowledged."""
         if self._failed is None:
-            self._failed = []
-            for index, outcome in enumerate(self._outcomes):
-                error = outcome if isinstance(outcome, Exception) else outcome.exception()
-                if error is not None:
-                    self._failed.append((index, error))
+            self._failed = [
+                (end - part.count + row, part.error(row)[0])
+                for part, end in zip(self._parts, self._ends, strict=True)
+                if not part.clean()
+                for row in part.failures()
+            ]
         return self._failed
 
     @property
     def acknowledged(self) -> int:
         """How many records are in the log."""
-        return len(self._outcomes) - len(self.failed)
+        return len(self) - len(self.failed)
 
     def __repr__(self) -> str:
         return f"<BatchResult {self.acknowledged} acknowledged, {len(self.failed)} failed>"
+
+
+class OffsetRange(NamedTuple):
+    """What a `send_table` has put into one partition: `records` records.
+
+    `first` and `last` are their lowest and highest offsets; records of others may be in
+    between. Both are -1 where the brokers did not tell (`acks=0`).
+    """
+
+    first: int
+    last: int
+    records: int

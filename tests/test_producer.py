@@ -781,7 +781,7 @@ async def test_send_many_lets_others_run_while_it_refuses(new_producer: New) -> 
     async with new_producer(max_block_ms=1000) as producer:
         with pytest.raises(BatchDeliveryError, match="5001 of 5001"):
             await producer.send_many("nowhere", records())
-    assert 10 <= ran < 1000
+    assert 5 <= ran < 1000
 
 
 async def test_send_many_refuses_in_vain_and_notices_the_close(new_producer: New) -> None:

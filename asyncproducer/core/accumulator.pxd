@@ -2,6 +2,7 @@
 cimport cython
 
 from asyncproducer.core.batch cimport ProducerBatch, batch_upper_bound
+from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery
 from asyncproducer.core.partitioner cimport BuiltInPartitioner
 
@@ -71,13 +72,7 @@ cdef class Accumulator:
     cdef public bint news
     cdef dict _node_times
 
-    @cython.locals(
-        sticky=cython.bint,
-        queue=PartitionQueue,
-        batch=ProducerBatch,
-        before=Py_ssize_t,
-        delivery=Delivery,
-    )
+    @cython.locals(batch=ProducerBatch, before=Py_ssize_t, delivery=Delivery)
     cpdef Delivery append_open(
         self,
         TopicState topic,
@@ -88,6 +83,12 @@ cdef class Accumulator:
         bytes headers,
         Py_ssize_t size,
     )
+
+    @cython.locals(batch=ProducerBatch, before=Py_ssize_t, size=Py_ssize_t)
+    cpdef ProducerBatch append_row(self, TopicState topic, Py_ssize_t partition, Rows rows)
+
+    @cython.locals(queue=PartitionQueue, batch=ProducerBatch)
+    cdef ProducerBatch _with_room(self, TopicState topic, Py_ssize_t partition, Py_ssize_t size)
 
     @cython.locals(
         sticky=cython.bint,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import (
@@ -34,6 +34,9 @@ from asyncproducer.core.metadata import TopicMetadata
 from asyncproducer.core.partitioner import BuiltInPartitioner
 from asyncproducer.core.sequences import PartitionSequences, Sequences
 from asyncproducer.errors import AbortedError, DeliveryError, DeliveryTimeout
+
+if TYPE_CHECKING:
+    from asyncproducer.core.bulk import Rows
 
 __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
 
@@ -318,24 +321,49 @@ class Accumulator:
         The way of nearly every record. Nothing becomes due here, so it needs no time. `size`
         is that of key, value and headers together.
         """
-        sticky = partition < 0
-        if sticky:
+        batch = self._with_room(topic, partition, size)
+        if batch is None:
+            return None
+        before = batch.estimated_size()
+        delivery = batch.try_append(timestamp, key, value, headers)
+        if partition < 0 and delivery is not None:
+            size = batch.estimated_size() - before
+            topic.partitioner.update(batch.partition, size, topic.view, batch.ripe)
+        return delivery
+
+    def append_row(self, topic: TopicState, partition: int, rows: Rows) -> ProducerBatch | None:
+        """`append_open` of the row that `rows` has read. Returns the batch that it is in."""
+        batch = self._with_room(topic, partition, rows.size)
+        if batch is None:
+            return None
+        before = batch.estimated_size()
+        if not batch.append_fields(
+            rows.timestamp,
+            rows.key_size,
+            rows.key,
+            rows.value_size,
+            rows.value,
+            rows.headers_size,
+            rows.headers,
+        ):
+            return None
+        if partition < 0:
+            size = batch.estimated_size() - before
+            topic.partitioner.update(batch.partition, size, topic.view, batch.ripe)
+        return batch
+
+    def _with_room(self, topic: TopicState, partition: int, size: int) -> ProducerBatch | None:
+        """The open batch that the next record goes to, if that takes no more than writing."""
+        if partition < 0:
             partition = topic.partitioner.peek(topic.view)
         queue = topic.queues[partition]
         if queue is None:
             return None
         batch = queue.open
-        if batch is None:
-            return None
         # One byte more, so that what fills it exactly takes the long way, too.
-        if not batch.has_room(size + _MOST_ADDED + 1):
+        if batch is None or not batch.has_room(size + _MOST_ADDED + 1):
             return None
-        before = batch.estimated_size()
-        delivery = batch.try_append(timestamp, key, value, headers)
-        if sticky and delivery is not None:
-            size = batch.estimated_size() - before
-            topic.partitioner.update(partition, size, topic.view, batch.ripe)
-        return delivery
+        return batch
 
     def append(
         self,

@@ -1,13 +1,12 @@
 # C types for batch.py, and the C functions that its compiled branch writes with.
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
-from cpython.bytes cimport PyBytes_AS_STRING
 from libc.string cimport memcpy
 
 from asyncproducer.core.delivery cimport Delivery, Outcome
 
 cdef bint COMPILED
-cdef Py_ssize_t _RECORD_BOUND
+cdef Py_ssize_t _OVERHEAD
 
 cdef Py_ssize_t _field_size(object data) except -1
 cdef Py_ssize_t _size_of_length(Py_ssize_t length)
@@ -15,18 +14,8 @@ cdef Py_ssize_t _size_of_length(Py_ssize_t length)
 cdef Py_ssize_t _size_of_delta(long long delta)
 @cython.locals(zigzag=cython.ulonglong)
 cdef char *_put_varint(char *at, long long value)
-@cython.locals(data=bytes)
-cdef char *_put_field(char *at, Py_ssize_t size, object field) except NULL
+cdef char *_put_field(char *at, Py_ssize_t size, const unsigned char *field)
 cpdef Py_ssize_t batch_upper_bound(object key, object value, bytes headers) except -1
-
-@cython.locals(delivery=Delivery)
-cdef Delivery _new_delivery(
-    Outcome outcome,
-    Py_ssize_t index,
-    long long timestamp,
-    Py_ssize_t key_size,
-    Py_ssize_t value_size,
-)
 
 
 cdef class ProducerBatch(Outcome):
@@ -68,29 +57,30 @@ cdef class ProducerBatch(Outcome):
     cpdef bint has_room(self, Py_ssize_t size)
 
     @cython.locals(
+        key_size=Py_ssize_t, value_size=Py_ssize_t, key_data=bytes, value_data=bytes
+    )
+    cpdef Delivery try_append(self, long long timestamp, object key, object value, bytes headers)
+
+    @cython.locals(
         count=Py_ssize_t,
-        key_size=Py_ssize_t,
-        value_size=Py_ssize_t,
         delta=cython.longlong,
         fields_size=Py_ssize_t,
         body_size=Py_ssize_t,
         record_size=Py_ssize_t,
         bound=Py_ssize_t,
+        buffer=bytearray,
+        at="char *",
+        needed=Py_ssize_t,
+        room=Py_ssize_t,
     )
-    cpdef Delivery try_append(self, long long timestamp, object key, object value, bytes headers)
-
-    @cython.locals(
-        buffer=bytearray, at="char *", needed=Py_ssize_t, count=Py_ssize_t, room=Py_ssize_t
-    )
-    cdef object _write(
+    cdef bint append_fields(
         self,
-        Py_ssize_t body_size,
-        Py_ssize_t record_size,
-        long long delta,
+        long long timestamp,
         Py_ssize_t key_size,
-        object key,
+        const unsigned char *key,
         Py_ssize_t value_size,
-        object value,
-        bytes headers,
-    )
+        const unsigned char *value,
+        Py_ssize_t headers_size,
+        const unsigned char *headers,
+    ) except -1
     cpdef object close(self)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     # Where this module is compiled, these are C functions, see batch.pxd.
     PyByteArray_AS_STRING: Any
     PyByteArray_Resize: Any
-    PyBytes_AS_STRING: Any
     memcpy: Any
 
 __all__ = [
@@ -52,8 +51,8 @@ BATCH_OVERHEAD = 61
 #: timestamp delta (10), offset delta (5).
 RECORD_OVERHEAD = 21
 
-# The same for C (see batch.pxd): a batch with one record, without the record's fields.
-_RECORD_BOUND = BATCH_OVERHEAD + RECORD_OVERHEAD
+#: What a batch with one record adds to its fields, at most. A number of C where compiled.
+_OVERHEAD = BATCH_OVERHEAD + RECORD_OVERHEAD
 
 #: The compression estimate is stretched a little, so that batches end below their
 #: limit rather than above it (Java: COMPRESSION_RATE_ESTIMATION_FACTOR).
@@ -150,8 +149,7 @@ def _put_field(at: Any, size: int, field: Any) -> Any:  # pragma: no cover - cov
         at[0] = 1
         return at + 1
     at = _put_varint(at, size)
-    data = field if type(field) is bytes else bytes(field)
-    memcpy(at, PyBytes_AS_STRING(data), size)
+    memcpy(at, field, size)
     return at + size
 
 
@@ -161,21 +159,7 @@ def batch_upper_bound(key: Any, value: Any, headers: bytes) -> int:
     This is what `max_request_size` and `buffer_memory` are compared with
     (Java: AbstractRecords.estimateSizeInBytesUpperBound).
     """
-    return _RECORD_BOUND + _field_size(key) + _field_size(value) + len(headers)
-
-
-def _new_delivery(
-    outcome: Outcome, index: int, timestamp: int, key_size: int, value_size: int
-) -> Delivery:
-    """The handle of the record at `index` of a batch. Sizes are bytes, -1 for null."""
-    delivery = Delivery.__new__(Delivery)
-    delivery._outcome = outcome
-    delivery._index = index
-    delivery._timestamp = timestamp
-    delivery._key_size = key_size
-    delivery._value_size = value_size
-    delivery._observed = False
-    return delivery
+    return _OVERHEAD + _field_size(key) + _field_size(value) + len(headers)
 
 
 class ProducerBatch(Outcome):
@@ -281,54 +265,53 @@ class ProducerBatch(Outcome):
         """
         if not self.is_open:
             return None
+        key_size = -1 if key is None else len(key)
+        value_size = -1 if value is None else len(value)
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            # As bytes: their pointers are what goes on from here.
+            key_data = b"" if key is None else key if type(key) is bytes else bytes(key)
+            value_data = b"" if value is None else value if type(value) is bytes else bytes(value)
+        else:
+            key_data, value_data = key, value
+        if not self.append_fields(
+            timestamp, key_size, key_data, value_size, value_data, len(headers), headers
+        ):
+            return None
+        return self.delivery(self.count - 1, timestamp, key_size, value_size)
+
+    def append_fields(
+        self,
+        timestamp: int,
+        key_size: int,
+        key: Any,
+        value_size: int,
+        value: Any,
+        headers_size: int,
+        headers: Any,
+    ) -> bool:
+        """`try_append` without a Delivery. False if the batch is closed or has no room.
+
+        A size of -1 is null. Compiled, `key`, `value` and `headers` are pointers to as many
+        bytes; else bytes.
+        """
+        if not self.is_open:
+            return False
         count = self.count
         if count == 0:
             self.base_timestamp = timestamp
             delta = 0
         else:
             delta = timestamp - self.base_timestamp
-        # Statements: an expression with `if` and `else` would make Python's ints of C's.
-        fields_size = len(headers)
-        key_size = value_size = -1
-        if key is None:
-            fields_size += 1
-        else:
-            key_size = len(key)
-            fields_size += key_size + _size_of_length(key_size)
-        if value is None:
-            fields_size += 1
-        else:
-            value_size = len(value)
-            fields_size += value_size + _size_of_length(value_size)
+        fields_size = headers_size
+        fields_size += 1 if key_size < 0 else key_size + _size_of_length(key_size)
+        fields_size += 1 if value_size < 0 else value_size + _size_of_length(value_size)
         body_size = 1 + _size_of_delta(delta) + _size_of_length(count) + fields_size
         record_size = body_size + _size_of_length(body_size)
         if count > 0 and not self.has_room(record_size):
-            return None
-        self._write(body_size, record_size, delta, key_size, key, value_size, value, headers)
-        self.count = count + 1
-        self.size += record_size
-        if timestamp > self.max_timestamp:
-            self.max_timestamp = timestamp
-        bound = _RECORD_BOUND + fields_size
-        if bound > self.max_record_size:
-            self.max_record_size = bound
-        return _new_delivery(self, count, timestamp, key_size, value_size)
-
-    def _write(
-        self,
-        body_size: int,
-        record_size: int,
-        delta: int,
-        key_size: int,
-        key: Any,
-        value_size: int,
-        value: Any,
-        headers: bytes,
-    ) -> None:
+            return False
         buffer = self.buffer
         if buffer is None:
             raise IllegalStateError("the batch has given its buffer back")
-        count = self.count
         if COMPILED:  # pragma: no cover - coverage sees no C
             # The limit is an estimate where records are compressed: grow beyond it.
             needed = self.size + record_size
@@ -344,26 +327,34 @@ class ProducerBatch(Outcome):
             at = _put_varint(at, count)
             at = _put_field(at, key_size, key)
             at = _put_field(at, value_size, value)
-            memcpy(at, PyBytes_AS_STRING(headers), len(headers))
-            return
-        parts = [
-            _VARINTS[body_size] if body_size < 4096 else _varint(body_size),
-            b"\x00",
-            _VARINTS[delta] if 0 <= delta < 4096 else _varint(delta),
-            _VARINTS[count] if count < 4096 else _varint(count),
-        ]
-        if key is None:
-            parts.append(b"\x01")
+            memcpy(at, headers, headers_size)
         else:
-            parts.append(_VARINTS[key_size] if key_size < 4096 else _varint(key_size))
-            parts.append(key)
-        if value is None:
-            parts.append(b"\x01")
-        else:
-            parts.append(_VARINTS[value_size] if value_size < 4096 else _varint(value_size))
-            parts.append(value)
-        parts.append(headers)
-        buffer += b"".join(parts)
+            parts = [
+                _VARINTS[body_size] if body_size < 4096 else _varint(body_size),
+                b"\x00",
+                _VARINTS[delta] if 0 <= delta < 4096 else _varint(delta),
+                _VARINTS[count] if count < 4096 else _varint(count),
+            ]
+            if key_size < 0:
+                parts.append(b"\x01")
+            else:
+                parts.append(_VARINTS[key_size] if key_size < 4096 else _varint(key_size))
+                parts.append(key)
+            if value_size < 0:
+                parts.append(b"\x01")
+            else:
+                parts.append(_VARINTS[value_size] if value_size < 4096 else _varint(value_size))
+                parts.append(value)
+            parts.append(headers)
+            buffer += b"".join(parts)
+        self.count = count + 1
+        self.size += record_size
+        if timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+        bound = _OVERHEAD + fields_size
+        if bound > self.max_record_size:
+            self.max_record_size = bound
+        return True
 
     def close(self) -> None:
         """Take no more records."""

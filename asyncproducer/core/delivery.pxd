@@ -20,6 +20,8 @@ cdef class Outcome:
     cdef public list callbacks
     cdef public list fences
     cdef public Py_ssize_t observed
+    cdef public long long taker
+    cdef public Py_ssize_t slot
     cdef object __weakref__
 
     cpdef bint acknowledge(self, long long base_offset, long long log_append_time) except? -1
@@ -29,6 +31,10 @@ cdef class Outcome:
     cpdef object add_waiter(self, Waiter waiter)
     cpdef object add_callback(self, Py_ssize_t index, object function)
     cpdef object add_fence(self, object fence)
+    @cython.locals(delivery=Delivery)
+    cpdef Delivery delivery(
+        self, Py_ssize_t index, long long timestamp, Py_ssize_t key_size, Py_ssize_t value_size
+    )
     cpdef tuple _part(self, Py_ssize_t index)
     cdef object _announce(self)
 

@@ -150,6 +150,9 @@ class Outcome:
         self.fences: list[Any] | None = None
         #: How many records' failures somebody has looked at.
         self.observed = 0
+        #: Bulk sending: whose rows came in last, and the place that this has in their list.
+        self.taker = 0
+        self.slot = 0
 
     def acknowledge(self, base_offset: int, log_append_time: int) -> bool:
         """All records are in the log. Returns False where the outcome was FAILED already:
@@ -214,6 +217,17 @@ class Outcome:
         if self.fences is None:
             self.fences = []
         self.fences.append(fence)
+
+    def delivery(self, index: int, timestamp: int, key_size: int, value_size: int) -> Delivery:
+        """The handle of the record at `index`. Sizes are bytes, -1 for null."""
+        delivery = Delivery.__new__(Delivery)
+        delivery._outcome = self
+        delivery._index = index
+        delivery._timestamp = timestamp
+        delivery._key_size = key_size
+        delivery._value_size = value_size
+        delivery._observed = False
+        return delivery
 
     def _part(self, index: int) -> tuple[int, Outcome]:
         """The part that holds the record at `index`, and the index of its first record."""

@@ -4,17 +4,18 @@ cimport cython
 ctypedef const unsigned char *octets_t
 
 
+@cython.locals(octets=octets_t)
+cpdef unsigned int murmur2(object data)
+
 @cython.locals(
-    octets=octets_t,
     mask=cython.uint,
     m=cython.uint,
     h=cython.uint,
     k=cython.uint,
-    length=Py_ssize_t,
     tail=Py_ssize_t,
     i=Py_ssize_t,
 )
-cpdef unsigned int murmur2(object data)
+cdef unsigned int hash_octets(octets_t octets, Py_ssize_t length) noexcept
 
 @cython.locals(h=cython.uint)
 cpdef Py_ssize_t partition_for_key(object key, Py_ssize_t partition_count)

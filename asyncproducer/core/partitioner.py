@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mmh3
 
@@ -36,13 +37,17 @@ def murmur2(data: bytes | bytearray | memoryview) -> int:
     """Kafka's 32-bit murmur2 (Java: Utils.murmur2) of some bytes, as an unsigned number."""
     if not isinstance(data, (bytes, bytearray)):
         data = bytes(memoryview(data))
+    octets = data
+    return hash_octets(octets, len(data))
+
+
+def hash_octets(octets: Any, length: int) -> int:
+    """`murmur2` of `length` bytes; compiled, at a pointer."""
     # Compiled, `octets` is a pointer and the numbers are C's unsigned int: 0.04 us for 16
     # bytes. Words from struct.unpack would be a third faster in plain Python (1.2 us for
     # 1.8) and six times slower when compiled.
-    octets = data
     mask = 0xFFFFFFFF
     m = 0x5BD1E995
-    length = len(data)
     h = 0x9747B28C  # the seed
     h = (h ^ length) & mask
     tail = length & ~3

@@ -1,0 +1,304 @@
+"""Sending in bulk: `send_many` and `send_table`, as rows that go in as far as nothing waits.
+
+`Intake.enter_rows` takes in what is plain, in one loop without an object per record. The row
+at which it stops goes the way of a single record: it waits in the lines in which all wait, or
+gets the error that a single one would get. Then the loop goes on behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from asyncproducer import arrow
+from asyncproducer.core.bulk import Objects
+from asyncproducer.core.delivery import ACKNOWLEDGED, Delivery, Outcome
+from asyncproducer.errors import (
+    AuthorizationError,
+    BufferTimeout,
+    InvalidTopic,
+    KafkaError,
+    MetadataTimeout,
+    again,
+)
+from asyncproducer.intake import REFUSALS
+from asyncproducer.records import BatchResult, OffsetRange, Record, TopicPartition
+
+if TYPE_CHECKING:
+    from asyncproducer.core.bulk import Rows, Table
+    from asyncproducer.producer import Producer
+
+__all__ = ["Sending", "TableResult"]
+
+#: How many records are taken from an iterable at once: as many as have about so many bytes,
+#: as those before them had. What was taken is not waited for by anybody else, but is in memory.
+_CHUNK_BYTES = 262_144
+_LARGEST_CHUNK = 1000
+_FIRST_CHUNK = 1
+
+#: How many records of an async iterable share their bookkeeping.
+_ROOM = 256
+
+#: How many records may be refused at once before the loop may turn.
+_REFUSED_AT_ONCE = 500
+
+
+class TableResult:
+    """The outcome of a `send_table`.
+
+    It keeps what failed, and sums of the rest: it stays small however many rows there were.
+    """
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._acknowledged = 0
+        self._offsets: dict[TopicPartition, OffsetRange] = {}
+        #: Those that have no end yet as far as was looked, in order.
+        self._under_way: deque[tuple[int, Table]] = deque()
+        #: Those with a row that failed.
+        self._failed_parts: list[tuple[int, Table]] = []
+        self._failed: list[tuple[int, Exception]] | None = None
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def acknowledged(self) -> int:
+        """How many rows are in the log."""
+        return self._acknowledged
+
+    @property
+    def failed(self) -> list[tuple[int, Exception]]:
+        """(row, exception) of the rows that were not acknowledged; the first row is 0."""
+        if self._failed is None:
+            self._failed = [(row, error) for row, error, _, _ in self._errors()]
+        return self._failed
+
+    @property
+    def offsets(self) -> dict[TopicPartition, OffsetRange]:
+        """Where the acknowledged rows are: first and last offset, and their number."""
+        return dict(self._offsets)
+
+    def errors_table(self) -> Any:
+        """The rows that failed, as a pyarrow.Table.
+
+        Its columns: `row` (from 0), `topic`, `partition` (null where none was chosen), `error`
+        (the name of the exception's class), `message`, `persisted` ("no" or "maybe").
+        """
+        return arrow.errors_table(self._errors())
+
+    def _errors(self) -> Iterator[tuple[int, Exception, Any, Any]]:
+        for first, part in self._failed_parts:
+            for row in part.failures():
+                yield (first + row, *part.error(row))
+
+    def _begin(self, rows: Table) -> None:
+        self._under_way.append((self._rows, rows))
+        self._rows += rows.count
+
+    def _next(self) -> Delivery | None:
+        """What to wait for before `_settle` can go on; None when all rows have their end."""
+        return self._under_way[0][1].unfinished() if self._under_way else None
+
+    def _settle(self) -> None:
+        """Count what has its end, and keep of it only what failed."""
+        while self._under_way and self._under_way[0][1].unfinished() is None:
+            first, part = self._under_way.popleft()
+            for outcome, low, high, count in part.tally():
+                if outcome.state == ACKNOWLEDGED and count:
+                    self._acknowledged += count
+                    self._add(outcome, low, high, count)
+            if not part.clean():
+                self._failed_parts.append((first, part))
+
+    def _add(self, outcome: Outcome, low: int, high: int, count: int) -> None:
+        place = TopicPartition(outcome.topic, outcome.partition)
+        base = outcome.base_offset
+        first, last = (-1, -1) if base < 0 else (base + low, base + high)
+        known = self._offsets.get(place)
+        if known is not None:
+            first = known.first if first < 0 or 0 <= known.first < first else first
+            last = max(known.last, last)
+            count += known.records
+        self._offsets[place] = OffsetRange(first, last, count)
+
+    def __repr__(self) -> str:
+        return (
+            f"<TableResult {self._acknowledged} acknowledged, "
+            f"{self._rows - self._acknowledged} failed>"
+        )
+
+
+class Sending:
+    """One send_many or send_table.
+
+    It remembers what a record has waited for in vain, and does not wait for that again until
+    it is there. Else each of a million records would wait `max_block_ms` for the same topic.
+    """
+
+    def __init__(self, producer: Producer[Any, Any], *, by_record: bool) -> None:
+        self._producer = producer
+        #: Whether `enqueue` is to see each of them.
+        self._by_record = by_record
+        #: Topic → the error of the record that waited for it in vain.
+        self._topics: dict[str, KafkaError] = {}
+        #: The error of the record that waited for memory in vain, and how much was free then.
+        self._memory: BufferTimeout | None = None
+        self._free = 0
+        #: How many records were refused because of this.
+        self._refused = 0
+        #: The error that the last of them got, and the one that it repeats.
+        self._repeated: tuple[KafkaError, KafkaError] | None = None
+
+    async def many(
+        self, topic: str | None, records: Iterable[Any] | AsyncIterable[Any]
+    ) -> BatchResult:
+        """Take all records in, and wait until they have their end."""
+        parts: list[Objects] = []
+        if isinstance(records, AsyncIterable):
+            async for record in records:
+                if not parts or parts[-1].count == _ROOM:
+                    parts.append(Objects([], topic, _ROOM))
+                rows = parts[-1]
+                rows.add(record)
+                await self._take(topic, rows, rows.count - 1)
+        else:
+            iterator = iter(records)
+            size = _FIRST_CHUNK
+            broken: Exception | None = None
+            while broken is None:
+                items: list[Any] = []
+                try:
+                    items.extend(islice(iterator, size))
+                except Exception as error:
+                    broken = error  # behind those that came before it
+                if not items:
+                    break
+                rows = Objects(items, topic)
+                parts.append(rows)
+                await self._take(topic, rows, 0)
+                fitting = _CHUNK_BYTES * rows.count // max(1, rows.bytes)
+                size = max(1, min(fitting, 4 * size, _LARGEST_CHUNK))
+            if broken is not None:
+                raise broken
+        for rows in parts:
+            while (delivery := rows.unfinished()) is not None:
+                await _ended(delivery)
+        return BatchResult(parts)
+
+    async def table(self, tables: Iterable[Table]) -> TableResult:
+        """Take all rows in, and wait until they have their end."""
+        result = TableResult()
+        for rows in tables:
+            result._begin(rows)
+            await self._take(None, rows, 0)
+            result._settle()
+        while (delivery := result._next()) is not None:
+            await _ended(delivery)
+            result._settle()
+        return result
+
+    async def _take(self, topic: str | None, rows: Rows, row: int) -> None:
+        """Buffer the rows from `row` on."""
+        intake = self._producer._intake
+        while row < rows.count:
+            if intake is not None and not self._by_record:
+                if intake.breathing is not None:
+                    await intake.breathe()
+                if self._memory is not None:
+                    self._look_at_memory()
+                row = intake.enter_rows(rows, row)
+                if row == rows.count:
+                    break
+            await self._take_one(topic, rows, row)
+            row += 1
+        rows.drop()
+
+    async def _take_one(self, topic: str | None, rows: Rows, row: int) -> None:
+        record = rows.record(row)
+        partition: int | None = None
+        try:
+            if type(record) is Record:
+                partition = record.partition
+                if topic is None:
+                    topic = record.topic
+                elif record.topic and record.topic != topic:
+                    raise InvalidTopic(
+                        f"a Record for topic {record.topic!r} in a send_many to {topic!r}: give "
+                        "None as the topic for all, and each Record goes to its own"
+                    )
+            elif topic is None:
+                raise InvalidTopic("without a topic for all, each record must be a Record")
+            if self._topics or self._memory is not None:
+                error = await self._still_vain(topic, partition, alike=type(rows) is not Objects)
+                if error is not None:
+                    rows.refuse(row, error, topic, partition)
+                    return
+            if type(record) is Record:
+                delivery = await self._producer.enqueue(
+                    topic,
+                    record.value,
+                    key=record.key,
+                    headers=record.headers,
+                    partition=record.partition,
+                    timestamp=record.timestamp,
+                )
+            else:
+                delivery = await self._producer.enqueue(topic, record)
+            rows.placed(row, delivery)
+        except REFUSALS as error:
+            if isinstance(error, BufferTimeout):
+                self._memory = error
+                self._free = self._producer._pool.available
+            elif isinstance(error, (MetadataTimeout, AuthorizationError)) and topic is not None:
+                self._topics[topic] = error
+            rows.refuse(row, error, topic, partition)
+
+    def _look_at_memory(self) -> None:
+        """Is there more than when it was waited for in vain?"""
+        free = self._producer._pool.available
+        if free > self._free or free >= self._producer._ample:
+            self._memory = None  # the brokers go on: there is something to wait for
+
+    async def _still_vain(
+        self, topic: str, partition: int | None, *, alike: bool
+    ) -> KafkaError | None:
+        """The error of a record that would wait for what an earlier one waited for in vain.
+
+        `alike`: it may be the same object for several records in succession.
+        """
+        producer = self._producer
+        error: KafkaError | None = self._topics.get(topic)
+        if error is not None:
+            view = producer._metadata.topic(topic)
+            if view is None or (type(partition) is int and partition >= view.partition_count):
+                # It may appear yet, for records that come later.
+                producer._cluster.add_topic(topic)
+                producer._cluster.request_update_for_topic(topic)
+            else:
+                error = None
+        if error is None:
+            self._look_at_memory()
+            error = self._memory
+        if error is None:
+            return None
+        producer._check_usable()
+        producer._metrics.record_refused(topic)
+        self._refused += 1
+        if self._refused % _REFUSED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if alike and self._repeated is not None and self._repeated[1] is error:
+            return self._repeated[0]
+        fresh = again(error)
+        fresh.args = (f"as with an earlier record of this send_many: {error}",)
+        self._repeated = (fresh, error)
+        return fresh
+
+
+async def _ended(delivery: Delivery) -> None:
+    waiter = delivery.waiter()
+    if waiter is not None:
+        await waiter

@@ -1,0 +1,189 @@
+# C types for bulk.py, and the C functions that its compiled branches use.
+cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.tuple cimport PyTuple_GET_ITEM
+
+from asyncproducer.core.batch cimport _put_field as put_field, _put_varint as put_varint
+from asyncproducer.core.delivery cimport Delivery, Outcome
+from asyncproducer.core.partitioner cimport hash_octets as hash_at
+
+
+cdef bint COMPILED
+cdef long long _MAX_TIMESTAMP
+cdef long long _MAX_PARTITION
+cdef Py_ssize_t _HEADER_OVERHEAD
+
+cdef inline const unsigned char *address(const unsigned char[::1] data) noexcept:
+    return &data[0] if data.shape[0] else NULL
+
+
+cdef inline const unsigned char *octets(bytearray data) noexcept:
+    return <const unsigned char *>PyByteArray_AS_STRING(data)
+
+
+cdef inline object part(object record, Py_ssize_t index):
+    return <object>PyTuple_GET_ITEM(record, index)
+
+
+cdef inline bytes copied(const unsigned char *data, Py_ssize_t size):
+    return PyBytes_FromStringAndSize(<const char *>data, size)
+
+
+cdef class Rows:
+    cdef public Py_ssize_t count
+    cdef public long long serial
+    cdef public long long now
+    cdef public object topic
+    cdef public Py_ssize_t partition
+    cdef public long long timestamp
+    cdef public Py_ssize_t key_size
+    cdef public Py_ssize_t value_size
+    cdef public Py_ssize_t headers_size
+    cdef public Py_ssize_t size
+    cdef const unsigned char *key
+    cdef const unsigned char *value
+    cdef const unsigned char *headers
+    cdef bytes _key
+    cdef bytes _value
+    cdef bytes _headers
+    cdef public list outcomes
+    cdef public list errors
+    cdef int[::1] _slots
+    cdef int[::1] _indexes
+    cdef Py_ssize_t _ended
+    cdef set _seen
+
+    cpdef bint read(self, Py_ssize_t row) except -1
+    cpdef tuple fields(self)
+    @cython.locals(hashed=cython.uint)
+    cpdef Py_ssize_t key_partition(self, Py_ssize_t partition_count) except -1
+    cpdef object place(self, Py_ssize_t row, Outcome outcome, Py_ssize_t index)
+    @cython.locals(outcome=Outcome)
+    cpdef object placed(self, Py_ssize_t row, Delivery delivery)
+    cpdef object refuse(self, Py_ssize_t row, object error, object topic, object partition)
+    @cython.locals(outcome=Outcome, delivery=Delivery)
+    cpdef Delivery _delivery(self, Py_ssize_t row)
+    @cython.locals(outcome=Outcome, pending=Outcome)
+    cpdef Delivery unfinished(self)
+    cpdef bint clean(self)
+    @cython.locals(delivery=Delivery, outcome=Outcome)
+    cpdef bint failed(self, Py_ssize_t row) except -1
+    @cython.locals(delivery=Delivery, outcome=Outcome, slot=Py_ssize_t)
+    cpdef tuple error(self, Py_ssize_t row)
+    cpdef object result(self, Py_ssize_t row)
+    @cython.locals(
+        outcome=Outcome, part=Outcome, delivery=Delivery, slot=Py_ssize_t, row=Py_ssize_t
+    )
+    cpdef list tally(self)
+
+
+cdef Outcome _pending(Outcome outcome)
+cdef bint _acknowledged(Outcome outcome)
+@cython.locals(row=Py_ssize_t, slot=Py_ssize_t)
+cdef object _tally(
+    int[::1] slots,
+    int[::1] indexes,
+    Py_ssize_t count,
+    long long[::1] firsts,
+    long long[::1] lasts,
+    long long[::1] counts,
+)
+
+
+cdef class Objects(Rows):
+    cdef list _items
+    cdef Py_ssize_t _base
+    cdef public Py_ssize_t bytes
+    cdef object _topic_of_all
+    cdef int[::1] _key_sizes
+    cdef int[::1] _value_sizes
+    cdef long long[::1] _timestamps
+
+    cpdef object add(self, object item)
+    cpdef bint read(self, Py_ssize_t row) except -1
+    @cython.locals(outcome=Outcome)
+    cpdef object placed(self, Py_ssize_t row, Delivery delivery)
+    @cython.locals(outcome=Outcome, delivery=Delivery)
+    cpdef Delivery _delivery(self, Py_ssize_t row)
+
+
+@cython.final
+cdef class Validity:
+    cdef Py_ssize_t _first
+    cdef bint _all
+    cdef const unsigned char[::1] _bitmap
+
+    @cython.locals(at=Py_ssize_t)
+    cpdef bint has(self, Py_ssize_t row) except -1
+
+
+@cython.final
+cdef class Column:
+    cdef Py_ssize_t _first
+    cdef bint _wide
+    cdef const int[::1] _offsets
+    cdef const long long[::1] _wide_offsets
+    cdef Validity _validity
+    cdef Py_ssize_t _end
+    cdef const unsigned char[::1] _data
+    cdef Py_ssize_t start
+    cdef const unsigned char *base
+
+    @cython.locals(at=Py_ssize_t, start=cython.longlong, end=cython.longlong)
+    cpdef Py_ssize_t locate(self, Py_ssize_t row) except -2
+    cpdef bytes present(self, Py_ssize_t size)
+    @cython.locals(size=Py_ssize_t)
+    cpdef object get(self, Py_ssize_t row)
+
+
+@cython.final
+cdef class Numbers:
+    cdef const long long[::1] _values
+    cdef Py_ssize_t _first
+    cdef Validity _validity
+
+    cpdef bint has(self, Py_ssize_t row) except -1
+    cpdef Py_ssize_t get(self, Py_ssize_t row) except? -1
+
+
+@cython.final
+cdef class HeaderColumn:
+    cdef Column _lists
+    cdef Py_ssize_t _skipped
+    cdef Validity _present
+    cdef Column _names
+    cdef Column _values
+    cdef bytearray buffer
+
+    @cython.locals(count=Py_ssize_t, start=Py_ssize_t, at=Py_ssize_t)
+    cpdef object pairs(self, Py_ssize_t row)
+    cpdef Py_ssize_t encode(self, Py_ssize_t row) except -2
+    @cython.locals(
+        count=Py_ssize_t,
+        start=Py_ssize_t,
+        names=Column,
+        values=Column,
+        room=Py_ssize_t,
+        index=Py_ssize_t,
+        size=Py_ssize_t,
+        begin="char *",
+        at="char *",
+    )
+    cdef Py_ssize_t _encode(self, Py_ssize_t row) except -2
+
+
+cdef class Table(Rows):
+    cdef Column _keys
+    cdef Column _values
+    cdef HeaderColumn _header_column
+    cdef Numbers _partitions
+    cdef Numbers _timestamps
+    cdef Numbers _topics
+    cdef list _names
+
+    @cython.locals(
+        number=cython.longlong, column=Column, headers=HeaderColumn, size=Py_ssize_t
+    )
+    cpdef bint read(self, Py_ssize_t row) except -1
+    cpdef object record(self, Py_ssize_t row)

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncproducer.arrow import Columns, open_table
+from asyncproducer.core.accumulator import Accumulator, TopicState
+from asyncproducer.core.backoff import ExponentialBackoff
+from asyncproducer.core.batch import ProducerBatch, encode_headers
+from asyncproducer.core.bulk import Column, Objects, Rows, Table, Validity
+from asyncproducer.core.compression import codec
+from asyncproducer.core.delivery import Delivery, Failure
+from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
+from asyncproducer.core.partitioner import partition_for_key
+from asyncproducer.errors import BrokerRejected, RecordTooLarge, SerializationError
+from asyncproducer.records import Record, RecordMetadata
+
+T0 = 1_700_000_000_000
+PARTITIONS = 3
+
+BYTES = (
+    st.none() | st.binary(max_size=90) | st.sampled_from([b"", bytes(63), bytes(64), bytes(300)])
+)
+RECORDS = st.lists(
+    st.builds(
+        Record,
+        topic=st.just("t"),
+        value=BYTES,
+        key=BYTES,
+        headers=st.lists(st.tuples(st.text(max_size=5), BYTES), max_size=3),
+        partition=st.none() | st.integers(0, PARTITIONS - 1),
+        timestamp=st.integers(T0 - 1000, T0 + 100_000),
+    ),
+    max_size=60,
+)
+
+
+class Memory:
+    """Counts. Nobody waits."""
+
+    waiting = 0
+
+    def __init__(self, total: int) -> None:
+        self.available = total
+
+    def try_reserve(self, size: int) -> bool:
+        if size > self.available:
+            return False
+        self.available -= size
+        return True
+
+    def release(self, size: int) -> None:
+        self.available += size
+
+
+def accumulator(
+    *, batch_max_bytes: int, compression: str, total: int = 10**9
+) -> tuple[Accumulator, TopicState, Memory]:
+    numbers = count()
+    memory = Memory(total)
+    made = Accumulator(
+        memory,
+        batch_size=400,
+        batch_max_bytes=batch_max_bytes,
+        linger=1.0,
+        delivery_timeout=120.0,
+        retry_backoff=ExponentialBackoff(0.1, 1.0, random=lambda: 0.5),
+        random=lambda: next(numbers) * 7,
+        codec=None if compression == "none" else codec(compression),
+    )
+    partitions = tuple(PartitionMetadata(n, 1, 0) for n in range(PARTITIONS))
+    return made, made.update_topic(TopicMetadata("t", partitions), 0.0), memory
+
+
+def take(made: Accumulator, topic: TopicState, rows: Rows) -> int:
+    """As intake does it. Returns the first row that did not get in."""
+    for row in range(rows.count):
+        assert rows.read(row)
+        place = rows.partition
+        if place < 0 and rows.key_size >= 0:
+            place = rows.key_partition(PARTITIONS)
+        batch = made.append_row(topic, place, rows)
+        if batch is not None:
+            rows.place(row, batch, batch.count - 1)
+            continue
+        key, value, headers = rows.fields()
+        delivery = made.append(topic, place, rows.timestamp, key, value, headers, 0.0)
+        if delivery is None:
+            return row
+        rows.placed(row, delivery)
+    return rows.count
+
+
+def batches(topic: TopicState) -> list[ProducerBatch]:
+    return [batch for queue in topic.queues if queue is not None for batch in queue.batches]
+
+
+def wire(batch: ProducerBatch) -> bytes:
+    batch.close()
+    if batch.needs_compression():
+        assert batch.codec is not None
+        batch.compressed(batch.codec.compress(batch.uncompressed()))
+    batch.seal()
+    return b"".join(batch.buffers())
+
+
+def place_of(rows: Rows, row: int) -> tuple[str, int, int]:
+    result = rows.result(row)
+    assert isinstance(result, RecordMetadata)
+    return result[:3]
+
+
+def table_of(records: list[Record]) -> Table:
+    table = pa.table(
+        {
+            "key": pa.array([r.key for r in records], pa.binary()),
+            "value": pa.array([r.value for r in records], pa.binary()),
+            "headers": pa.array([r.headers for r in records], pa.map_(pa.string(), pa.binary())),
+            "partition": pa.array([r.partition for r in records], pa.int32()),
+            "timestamp": pa.array([r.timestamp for r in records], pa.timestamp("ms", "UTC")),
+        }
+    )
+    columns = Columns(
+        table.schema,
+        "t",
+        topic_column=None,
+        **{name: name for name in table.column_names},
+    )
+    (rows,) = columns.tables(open_table(table))
+    return rows
+
+
+@given(RECORDS, st.sampled_from(["none", "gzip"]), st.sampled_from([0, 1500]))
+def test_rows_of_a_table_make_the_same_bytes_as_single_records(
+    records: list[Record], compression: str, batch_max_bytes: int
+) -> None:
+    if not records:
+        return
+    options: Any = {"batch_max_bytes": batch_max_bytes, "compression": compression}
+    one, topic, memory = accumulator(**options)
+    other, other_topic, other_memory = accumulator(**options)
+    rows = table_of(records)
+    assert take(one, topic, rows) == len(records)
+    append_open: Callable[..., Delivery | None] = other.append_open
+    append: Callable[..., Delivery | None] = other.append
+    deliveries = []
+    for record in records:
+        headers = encode_headers(record.headers)  # type: ignore[arg-type]  # pairs
+        place = record.partition
+        if place is None:
+            place = -1 if record.key is None else partition_for_key(record.key, PARTITIONS)
+        size = len(record.key or b"") + len(record.value or b"") + len(headers)
+        parts: tuple[Any, ...] = (
+            other_topic,
+            place,
+            record.timestamp,
+            record.key,
+            record.value,
+            headers,
+        )
+        delivery = append_open(*parts, size) or append(*parts, 0.0)
+        assert delivery is not None
+        deliveries.append(delivery)
+    assert [wire(batch) for batch in batches(topic)] == [wire(b) for b in batches(other_topic)]
+    assert memory.available == other_memory.available
+    for offset, (batch, twin) in enumerate(zip(batches(topic), batches(other_topic), strict=True)):
+        assert batch.max_record_size == twin.max_record_size
+        batch.acknowledge(1000 * offset, -1)
+        twin.acknowledge(1000 * offset, -1)
+    # A table does not keep sizes and timestamps.
+    assert [place_of(rows, n) for n in range(len(records))] == [
+        delivery.result()[:3] for delivery in deliveries
+    ]
+
+
+@given(RECORDS)
+def test_rows_that_are_objects_make_the_same_metadata_as_single_records(
+    records: list[Record],
+) -> None:
+    records = [record._replace(headers=None) for record in records]
+    made, topic, _ = accumulator(batch_max_bytes=1500, compression="none")
+    rows = Objects(list(records), "t")
+    assert take(made, topic, rows) == len(records)
+    for batch in batches(topic):
+        batch.acknowledge(7, -1)
+    results = [rows.result(row) for row in range(rows.count)]
+    sizes = [
+        tuple(-1 if data is None else len(data) for data in (record.key, record.value))
+        for record in records
+    ]
+    assert [r[3:] for r in results if isinstance(r, RecordMetadata)] == [
+        (record.timestamp, *size) for record, size in zip(records, sizes, strict=True)
+    ]
+
+
+def test_rows_stop_where_memory_ends_and_what_is_in_stays() -> None:
+    made, topic, memory = accumulator(batch_max_bytes=0, compression="none", total=1000)
+    rows = Objects([b"%0100d" % n for n in range(50)], "t")
+    stopped = take(made, topic, rows)
+    assert 4 <= stopped < 10
+    assert memory.available < 400
+    assert sum(batch.count for batch in batches(topic)) == stopped
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "text",
+        bytearray(b"x"),
+        5,
+        Record("t", "text"),
+        Record("t", b"v", "text"),
+        Record("t", b"v", headers={"h": b"1"}),
+        Record("t", b"v", partition=-1),
+        Record("t", b"v", partition=2**40),
+        Record("t", b"v", partition=True),
+        Record("t", b"v", timestamp=-1),
+        Record("t", b"v", timestamp=2**63),
+        Record("other", b"v"),
+    ],
+    ids=repr,
+)
+def test_what_is_not_plain_is_not_read(item: Any) -> None:
+    rows = Objects([item], "t")
+    assert not rows.read(0)
+    assert rows.record(0) is item
+
+
+def test_a_record_brings_its_topic_where_there_is_none_for_all() -> None:
+    rows = Objects([Record("a", b"1"), Record("b", b"2"), b"3", Record("", b"4")], None)
+    assert rows.read(0)
+    assert rows.topic == "a"
+    assert rows.read(1)
+    assert rows.topic == "b"
+    assert not rows.read(2)
+    rows = Objects([Record("", b"1"), Record("all", b"2")], "all")
+    assert rows.read(0)
+    assert rows.topic == "all"
+    assert rows.read(1)
+
+
+def test_more_can_be_added_after_a_drop() -> None:
+    made, topic, _ = accumulator(batch_max_bytes=0, compression="none")
+    rows = Objects([], "t", 3)
+    for row, value in enumerate([b"a", b"b", b"c"]):
+        rows.add(value)
+        assert rows.record(row) == value
+        assert rows.read(row)
+        assert rows.fields() == (None, value, b"\x00")
+        batch = made.append_row(topic, 0, rows)
+        if batch is None:
+            delivery = made.append(topic, 0, T0, None, value, b"\x00", 0.0)
+            assert delivery is not None
+            rows.placed(row, delivery)
+        else:
+            rows.place(row, batch, batch.count - 1)
+        rows.drop()
+    (batch,) = batches(topic)
+    batch.acknowledge(5, -1)
+    assert [place_of(rows, row)[2] for row in range(3)] == [5, 6, 7]
+
+
+def test_two_bulks_that_share_a_batch_keep_their_own_places() -> None:
+    made, topic, _ = accumulator(batch_max_bytes=0, compression="none")
+    bulks = [Objects([b"x"] * 4, "t"), Objects([b"y"] * 4, "t")]
+    for row in range(4):
+        for rows in bulks:
+            assert rows.read(row)
+            delivery = made.append(topic, 0, T0, None, rows.fields()[1], b"\x00", 0.0)
+            assert delivery is not None
+            rows.placed(row, delivery)
+    (batch,) = batches(topic)
+    assert batch.count == 8
+    batch.acknowledge(100, -1)
+    assert [place_of(rows, n)[2] for rows in bulks for n in range(4)] == [
+        *range(100, 108, 2),
+        *range(101, 109, 2),
+    ]
+    totals: dict[str, int] = {}
+    for rows, name in zip(bulks, "xy", strict=True):
+        totals[name] = sum(records for _, _, _, records in rows.tally())
+    assert totals == {"x": 4, "y": 4}
+
+
+def full(values: int = 12) -> tuple[Objects, ProducerBatch]:
+    made, topic, _ = accumulator(batch_max_bytes=5000, compression="none")
+    rows = Objects([Record("t", b"%030d" % n, partition=0) for n in range(values)], "t")
+    assert take(made, topic, rows) == values
+    (batch,) = batches(topic)
+    batch.close()
+    return rows, batch
+
+
+def test_rows_follow_a_split() -> None:
+    rows, batch = full()
+    parts = batch.split(200)
+    assert len(parts) > 2
+    assert not rows.clean()
+    waited = []
+    for number, part in enumerate(parts):
+        delivery = rows.unfinished()
+        assert delivery is not None
+        assert not delivery.done()
+        waited.append(delivery)
+        part.acknowledge(1000 * number, -1)
+    assert rows.unfinished() is None
+    assert all(delivery.done() for delivery in waited)
+    assert rows.clean()
+    assert list(rows.failures()) == []
+    expected = [1000 * n + at for n, part in enumerate(parts) for at in range(part.count)]
+    assert [place_of(rows, row)[2] for row in range(12)] == expected
+    found: dict[int, int] = {}
+    for outcome, first, last, records in rows.tally():
+        assert first == last
+        found[outcome.base_offset] = found.get(outcome.base_offset, 0) + records
+    assert found == {1000 * n: part.count for n, part in enumerate(parts)}
+
+
+def test_a_part_that_fails_fails_its_rows_only_and_looking_is_counted_once() -> None:
+    rows, batch = full()
+    parts = batch.split(200)
+    for part in parts[1:]:
+        part.acknowledge(0, -1)
+    parts[0].fail(Failure(BrokerRejected, "no", code=10))
+    failed = list(rows.failures())
+    assert failed == list(range(parts[0].count))
+    assert parts[0].observed == 0
+    for _ in range(2):
+        errors = [rows.error(row) for row in failed]
+    assert {(type(error), topic, partition) for error, topic, partition in errors} == {
+        (BrokerRejected, "t", 0)
+    }
+    assert isinstance(rows.result(0), BrokerRejected)
+    assert parts[0].observed == parts[0].count
+    assert isinstance(rows.result(11), RecordMetadata)
+
+
+def test_refusals_in_succession_may_share_an_error() -> None:
+    rows = Objects([b""] * 4, "t")
+    error = RecordTooLarge("too large")
+    for row, partition in enumerate([1, 1, 2, 2]):
+        rows.refuse(row, error, "t", partition)
+    assert len(rows.errors) == 2
+    assert [rows.error(row)[2] for row in range(4)] == [1, 1, 2, 2]
+    assert list(rows.failures()) == [0, 1, 2, 3]
+    assert rows.result(3) is error
+
+
+@pytest.mark.parametrize("offsets", [[0, 9], [-1, 2], [3, 2]], ids=str)
+@pytest.mark.parametrize("code", ["i", "q"])
+def test_offsets_outside_of_the_data_are_refused(offsets: list[int], code: Any) -> None:
+    column = Column(memoryview(array(code, offsets)), 0, Validity(None, 0), memoryview(b"abcd"))
+    rows = Table(1, topic="t", keys=None, values=column)
+    with pytest.raises(SerializationError, match=r"damaged.* of 4"):
+        rows.read(0)

@@ -1,0 +1,349 @@
+# A Delivery need not be awaited.
+# mypy: disable-error-code="unused-awaitable"
+"""send_many where it goes the quick way; tests/test_producer.py has its rules."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from asyncproducer import (
+    BatchDeliveryError,
+    BrokerRejected,
+    Delivery,
+    Interceptor,
+    InvalidPartition,
+    Producer,
+    Record,
+    RecordMetadata,
+    RecordTooLarge,
+    SerializationError,
+)
+from asyncproducer import bulk as module
+from asyncproducer.testing import EmbeddedCluster
+
+pytestmark = pytest.mark.virtual_time
+
+New = Callable[..., Producer[Any, Any]]
+
+
+@pytest.fixture
+def singles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The values that did not go the quick way."""
+    seen: list[Any] = []
+    take_one = module.Sending._take_one
+
+    async def spy(self: Any, topic: Any, rows: Any, row: int) -> None:
+        seen.append(rows.record(row))
+        await take_one(self, topic, rows, row)
+
+    monkeypatch.setattr(module.Sending, "_take_one", spy)
+    return seen
+
+
+async def test_plain_values_go_the_quick_way(
+    cluster: EmbeddedCluster, new_producer: New, singles: list[Any]
+) -> None:
+    """The first makes the topic known; else single ones are those before which the loop turns."""
+    values = [b"%0100d" % n for n in range(20_000)]
+    async with new_producer() as producer:
+        result = await producer.send_many("t", values)
+    assert [record.value for record in cluster.records("t")] == values
+    assert [m.offset for m in result if isinstance(m, RecordMetadata)] == [*range(20_000)]
+    assert singles[0] == values[0]
+    assert len(singles) < 20
+
+
+async def test_mixed_records_keep_their_order_on_both_ways(
+    cluster: EmbeddedCluster, new_producer: New, singles: list[Any]
+) -> None:
+    def kind(n: int) -> Any:
+        value = b"%d" % n
+        kinds = [value, Record("", value), bytearray(value), Record("", str(n)), Record("t", value)]
+        return kinds[n % 7 % 5]
+
+    async with new_producer() as producer:
+        result = await producer.send_many("t", (kind(n) for n in range(3000)))
+    assert [int(r.value or b"") for r in cluster.records("t")] == [*range(3000)]
+    assert result.acknowledged == 3000
+    assert 100 < len(singles) < 2000
+
+
+class ByRecord(Producer[Any, Any]):
+    """Its own `enqueue` sees each record, so nothing goes the quick way."""
+
+    seen: list[Any]
+
+    async def enqueue(self, topic: str, value: Any = None, **rest: Any) -> Delivery:
+        self.seen.append(value)
+        return await super().enqueue(topic, value, **rest)
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+async def test_the_quick_and_the_slow_way_end_in_the_same_log(
+    cluster: EmbeddedCluster, new_producer: New, compression: str
+) -> None:
+    records = [
+        Record(
+            "",
+            None if n % 11 == 0 else b"%0*d" % (n % 130, n),
+            b"key %d" % (n % 17),
+            partition=n % 4 if n % 5 == 0 else None,
+            timestamp=1_700_000_000_000 + n,
+        )
+        for n in range(2000)
+    ]
+    cluster.create_topic("slow", partitions=4)
+    options: dict[str, Any] = {"compression_type": compression, "connector": cluster.connector}
+    async with new_producer(**options) as producer:
+        quick = await producer.send_many("t4", records)
+    by_record = ByRecord(cluster.bootstrap_servers, **options)
+    by_record.seen = []
+    async with by_record:
+        slow = await by_record.send_many("slow", records)
+        assert len(by_record.seen) == 2000
+    assert [m[1:] for m in quick if isinstance(m, RecordMetadata)] == [
+        m[1:] for m in slow if isinstance(m, RecordMetadata)
+    ]
+    for partition in range(4):
+        logs = [
+            [(r.key, r.value, r.timestamp) for r in cluster.records(topic, partition)]
+            for topic in ("t4", "slow")
+        ]
+        assert logs[0] == logs[1]
+        assert logs[0]
+
+
+async def test_errors_of_records_stand_at_their_places(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(max_block_ms=1000) as producer:
+        records: list[Any] = [b"%d" % n for n in range(100)]
+        records[10] = 5
+        records[20] = bytes(2_000_000)
+        records[30] = Record("", b"x", partition=-1)
+        result = await producer.send_many("t", records, raise_on_error=False)
+        with pytest.raises(BatchDeliveryError, match=r"3 of 100 .* number 10") as caught:
+            await producer.send_many("t", records)
+        assert caught.value.result.acknowledged == 97
+        assert producer.metrics()["record_error_total"] == 6
+    assert [(index, type(error)) for index, error in result.failed] == [
+        (10, SerializationError),
+        (20, RecordTooLarge),
+        (30, InvalidPartition),
+    ]
+    assert result[20] is result.failed[1][1]
+    assert result[-1] == result[99]
+    kinds = [type(outcome) for outcome in result[9:12]]
+    assert kinds == [RecordMetadata, SerializationError, RecordMetadata]
+    with pytest.raises(IndexError):
+        result[100]
+
+
+async def test_the_metadata_of_a_result_is_that_of_single_records(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        result = await producer.send_many(
+            "t", [b"value", None, b"", Record("t", b"v", b"key", timestamp=5), "text"]
+        )
+    sizes = [(m.serialized_key_size, m.serialized_value_size) for m in result]  # type: ignore[union-attr]
+    assert sizes == [(-1, 5), (-1, -1), (-1, 0), (3, 1), (-1, 4)]
+    stored = [record.timestamp for record in cluster.records("t")]
+    assert [m.timestamp for m in result] == stored  # type: ignore[union-attr]
+    assert stored[3] == 5
+
+
+async def test_a_batch_that_is_too_large_is_split_and_every_record_has_its_offset(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    cluster.create_topic("small", configs={"max.message.bytes": "1000"})
+    values = [b"%0100d" % n for n in range(500)]
+    async with new_producer(batch_size=16_000) as producer:
+        await producer.warm_up("small")
+        result = await producer.send_many("small", values)
+        assert producer.metrics()["batch_split_total"] > 0
+    assert [m.offset for m in result if isinstance(m, RecordMetadata)] == [*range(500)]
+    assert [record.value for record in cluster.records("small")] == values
+
+
+async def test_a_failed_batch_fails_its_records_and_is_not_logged_when_somebody_looks(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with new_producer(linger_ms=1000, adaptive_linger=False) as producer:
+        await producer.warm_up("t")
+        cluster.inject("produce", error="INVALID_RECORD")
+        result = await producer.send_many("t", [b"x"] * 10, raise_on_error=False)
+        assert [type(error) for _, error in result.failed] == [BrokerRejected] * 10
+        assert producer.metrics()["record_error_total"] == 10
+        del result
+        gc.collect()
+    assert "nobody looked" not in caplog.text
+
+
+async def test_memory_is_given_in_turn_to_a_bulk_and_to_others(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """With so little memory both wait all the time: none of them is starved."""
+    async with new_producer(buffer_memory=2000, batch_size=500, batch_max_bytes=0) as producer:
+        await producer.warm_up("t")
+        many = asyncio.create_task(producer.send_many("t", [b"%0100d" % n for n in range(400)]))
+        singles = [asyncio.create_task(producer.send("t", b"single %d" % n)) for n in range(20)]
+        done, _ = await asyncio.wait([many, *singles], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.gather(*singles)
+        assert many not in done
+        assert not many.done()
+        assert (await many).acknowledged == 400
+    order = [r.value or b"" for r in cluster.records("t")]
+    assert [int(v) for v in order if not v.startswith(b"single")] == [*range(400)]
+    assert [v for v in order if v.startswith(b"single")] == [b"single %d" % n for n in range(20)]
+
+
+async def test_a_bulk_overtakes_nobody_who_waits_for_memory(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(buffer_memory=2000, batch_size=500, batch_max_bytes=0) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        cluster.pause(2)
+        for _ in range(3):
+            await producer.enqueue("t", bytes(430))
+        waiting = asyncio.create_task(producer.send("t", bytes(440)))
+        await asyncio.sleep(0.01)
+        many = asyncio.create_task(producer.send_many("t", [b"small"] * 3))
+        await asyncio.sleep(0.01)
+        cluster.resume(1)
+        cluster.resume(2)
+        await asyncio.gather(waiting, many)
+    sizes = [len(r.value or b"") for r in cluster.records("t")]
+    assert sizes == [430] * 3 + [440] + [5] * 3
+
+
+async def test_others_run_while_much_comes_in(cluster: EmbeddedCluster, new_producer: New) -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def records() -> Iterator[bytes]:
+        task = asyncio.create_task(others())
+        for _ in range(10_000):
+            yield bytes(1000)
+        task.cancel()
+
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        await producer.send_many("t", records())
+    assert 15 <= turns < 10_000
+
+
+async def test_cancelled_no_further_record_is_taken_and_what_is_buffered_goes_on(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    taken = 0
+
+    def records() -> Iterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield b"%0100d" % taken
+
+    async with new_producer(buffer_memory=4000, batch_size=500, batch_max_bytes=0) as producer:
+        await producer.warm_up("t")
+        task = asyncio.create_task(producer.send_many("t", records()))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        so_far = taken
+        await asyncio.sleep(1)
+        assert taken == so_far
+    stored = [int(r.value or b"") for r in cluster.records("t")]
+    assert stored == [*range(1, len(stored) + 1)]
+    assert so_far - 2000 < len(stored) <= so_far
+
+
+async def test_what_came_before_an_error_of_the_iterable_goes_on(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    def records() -> Iterator[bytes]:
+        for n in range(700):
+            yield b"%d" % n
+        raise ZeroDivisionError
+
+    async with new_producer() as producer:
+        with pytest.raises(ZeroDivisionError):
+            await producer.send_many("t", records())
+    assert [int(r.value or b"") for r in cluster.records("t")] == [*range(700)]
+
+
+async def test_large_records_are_taken_from_an_iterable_a_few_at_a_time(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    taken = 0
+
+    def records() -> Iterator[bytes]:
+        nonlocal taken
+        for _ in range(100):
+            taken += 1
+            yield bytes(500_000)
+
+    async with new_producer(buffer_memory=2_000_000) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        cluster.pause(2)
+        task = asyncio.create_task(producer.send_many("t", records()))
+        await asyncio.sleep(0.1)
+        assert taken <= 6
+        cluster.resume(1)
+        cluster.resume(2)
+        assert (await task).acknowledged == 100
+
+
+async def test_an_async_iterable_is_sent_as_it_comes(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async def records() -> AsyncIterator[Any]:
+        for n in range(600):
+            if n % 100 == 99:
+                await asyncio.sleep(1)
+                assert len(cluster.records("t")) == n
+            yield Record("", b"%d" % n) if n % 2 else b"%d" % n
+
+    async with new_producer() as producer:
+        result = await producer.send_many("t", records())
+    assert [m.offset for m in result if isinstance(m, RecordMetadata)] == [*range(600)]
+    assert [int(r.value or b"") for r in cluster.records("t")] == [*range(600)]
+
+
+async def test_a_partitioner_and_interceptors_see_every_record(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    asked: list[Any] = []
+
+    def choose(topic: Any, key: Any, value: Any) -> int:
+        asked.append(value)
+        return 2
+
+    class Watching(Interceptor):
+        def on_send(self, record: Record) -> Record:
+            return record._replace(value=record.value + b"!")
+
+    async with new_producer(partitioner=choose, interceptors=[Watching()]) as producer:
+        await producer.send_many("t4", [b"%d" % n for n in range(100)])
+    assert asked == [b"%d!" % n for n in range(100)]
+    assert [r.value for r in cluster.records("t4", 2)] == asked
+
+
+async def test_a_serializer_sees_every_record(cluster: EmbeddedCluster, new_producer: New) -> None:
+    async with new_producer(value_serializer=lambda value: value + b"!") as producer:
+        await producer.send_many("t", [b"%d" % n for n in range(100)])
+    assert [r.value for r in cluster.records("t")] == [b"%d!" % n for n in range(100)]
