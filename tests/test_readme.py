@@ -46,6 +46,11 @@ SCRIPTS = {
         "read back: b'one tea'",
     ],
     "Sending in bulk": ["10000 acknowledged"],
+    "Sending tables": [
+        "2 of 3 rows are in the log",
+        "orders-0: 2 from offset 0 to 1",
+        "row 2: MetadataTimeout: partition 99 of 'orders' did not appear .*",
+    ],
     "When something fails": [
         "in the log",
         "refused, nothing was sent: .*max_request_size=1048576.*",
