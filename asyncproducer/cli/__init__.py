@@ -22,10 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # Imported here: each command needs libraries that the others do not.
-    from asyncproducer.cli import broker, demo
+    from asyncproducer.cli import bench, broker, demo
 
     demo.add_parser(commands)
     broker.add_parser(commands)
+    bench.add_parser(commands)
     options = parser.parse_args(arguments)
     status: int = options.run(options)
     return status

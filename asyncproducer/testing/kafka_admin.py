@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
 from kio.schema.api_versions.v3.request import ApiVersionsRequest
@@ -23,6 +24,8 @@ from kio.schema.create_topics.v7.request import (
     CreateTopicsRequest,
 )
 from kio.schema.create_topics.v7.response import CreateTopicsResponse
+from kio.schema.delete_topics.v5.request import DeleteTopicsRequest
+from kio.schema.delete_topics.v5.response import DeleteTopicsResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.list_offsets.v7.request import (
     ListOffsetsPartition,
@@ -34,7 +37,7 @@ from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopi
 from kio.schema.metadata.v12.response import MetadataResponse
 from kio.schema.types import BrokerId, TopicName
 from kio.serial import entity_reader, entity_writer
-from kio.static.primitive import i8, i16, i32, i64
+from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 from kio.static.protocol import RequestPayload, ResponsePayload
 
 __all__ = ["Admin", "AdminError", "ClusterView", "PartitionView"]
@@ -157,6 +160,19 @@ class Admin:
         for topic in answer.topics:
             _check(f"create topic {topic.name}", topic.error_code, topic.error_message)
         return answer.topics[0].num_partitions
+
+    def delete_topics(self, *names: str) -> None:
+        """Deletes topics; brokers remove their files later."""
+        answer = self._ask(
+            DeleteTopicsRequest(
+                topic_names=tuple(TopicName(name) for name in names),
+                timeout=i32Timedelta.parse(timedelta(seconds=self._timeout_s)),
+            ),
+            DeleteTopicsResponse,
+            None,
+        )
+        for topic in answer.responses:
+            _check(f"delete topic {topic.name}", topic.error_code, topic.error_message)
 
     def end_offsets(self, topic: str, *, committed: bool = False) -> dict[int, int]:
         """The offset after the last record of each partition.

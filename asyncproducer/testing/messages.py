@@ -32,6 +32,8 @@ __all__ = [
     "build",
     "decode_body",
     "decode_header",
+    "decode_response",
+    "encode_message",
     "encode_response",
     "request_class",
     "response_class",
@@ -91,15 +93,32 @@ def decode_body(api_key: int, version: int, frame: bytes) -> tuple[str | None, M
 
 def encode_response(api_key: int, version: int, correlation_id: int, values: Response) -> bytes:
     """A whole response frame, the 4 bytes of its size included."""
-    response = response_class(api_key, version)
+    return encode_message(correlation_id, build(response_class(api_key, version), values))
+
+
+def encode_message(correlation_id: int, response: Message) -> bytes:
+    """A response frame as above, from kio's message."""
     out = io.BytesIO()
     out.write(bytes(_SIZE.size))
     header = response.__header_schema__
     entity_writer(header)(out, header(correlation_id=correlation_id))
-    entity_writer(response)(out, build(response, values))
+    entity_writer(type(response))(out, response)
     out.seek(0)
     out.write(_SIZE.pack(len(out.getbuffer()) - _SIZE.size))
     return out.getvalue()
+
+
+def decode_response(api_key: int, version: int, frame: bytes) -> tuple[int, Message]:
+    """Correlation id and message of a response frame, which comes without its size.
+
+    Raises ValueError for bytes behind the message.
+    """
+    response = response_class(api_key, version)
+    header, position = entity_reader(response.__header_schema__)(frame, 0)
+    message, size = entity_reader(response)(frame, position)
+    if position + size != len(frame):
+        raise ValueError(f"{len(frame) - position - size} bytes behind the answer")
+    return header.correlation_id, message
 
 
 @cache

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_writer
 
 from asyncproducer.net.transport import Connector, TcpConnector
 from asyncproducer.testing.handlers import APIS
-from asyncproducer.testing.messages import Message, build, request_class, response_class
+from asyncproducer.testing.messages import Message, build, decode_response, request_class
 
 __all__ = ["RawClient", "encode_request"]
 
@@ -107,13 +107,9 @@ class RawClient:
     async def receive(self, api: str, version: int, correlation_id: int) -> Message:
         """The next answer. Raises ValueError when it is not the one to this request."""
         frame = await self.receive_frame()
-        response = response_class(_KEYS[api], version)
-        header, position = entity_reader(response.__header_schema__)(frame, 0)
-        if header.correlation_id != correlation_id:
-            raise ValueError(f"correlation id {header.correlation_id}, not {correlation_id}")
-        message, size = entity_reader(response)(frame, position)
-        if position + size != len(frame):
-            raise ValueError(f"{len(frame) - position - size} bytes behind the answer")
+        answered, message = decode_response(_KEYS[api], version, frame)
+        if answered != correlation_id:
+            raise ValueError(f"correlation id {answered}, not {correlation_id}")
         return message
 
     async def receive_frame(self) -> bytes:

@@ -1,0 +1,139 @@
+"""Instructions per operation, counted by valgrind: what a change costs, on any busy machine.
+
+An operation is counted as the difference of two runs with different numbers of it: so whatever
+Python and the imports execute falls out. Counts depend on the interpreter and the compiler,
+hence a baseline for each: `asyncproducer bench --instructions --update` writes this one's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from asyncproducer import IMPLEMENTATION
+
+__all__ = [
+    "TOLERANCE",
+    "ValgrindMissing",
+    "baseline_key",
+    "compare",
+    "count",
+    "per_operation",
+    "read",
+    "update",
+]
+
+#: More instructions than this share above the baseline is a regression.
+TOLERANCE = 0.05
+
+#: How often each is run, and how much oftener in the run that is compared. enqueue stays below
+#: the number from which it lets the event loop turn. It needs much else to be imported, so it
+#: goes in processes of its own.
+_LOOPS: Sequence[Mapping[str, int]] = (
+    {"append": 500, "varint": 500, "crc32c": 50, "murmur2": 500, "encode": 100, "decode": 100},
+    {"enqueue": 300},
+)
+_FACTOR = 3
+
+_COLLECTED = re.compile(r"Collected : (\d+)")
+
+
+class ValgrindMissing(RuntimeError):
+    """There is no valgrind on this machine."""
+
+
+def baseline_key() -> str:
+    """What counts can be compared: the same implementation, Python and machine."""
+    python = f"{platform.python_implementation()}-{'.'.join(platform.python_version_tuple()[:2])}"
+    return f"{python} {platform.machine()} {IMPLEMENTATION}"
+
+
+def count() -> dict[str, float]:
+    """Instructions by operation. Takes some minutes. Raises ValgrindMissing."""
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        raise ValgrindMissing(
+            "instructions are counted by valgrind, which is not on the path: install it (Linux: "
+            "`apt install valgrind` or the like; there is none for Windows)"
+        )
+    runs = [
+        {**loops, **({} if more is None else {more: loops[more] * _FACTOR})}
+        for loops in _LOOPS
+        for more in (None, *loops)
+    ]
+    # Once without: what is not compiled to bytecode yet must not be counted.
+    subprocess.run(_command(runs[0]), check=True)
+    subprocess.run(_command(runs[-1]), check=True)
+    tool = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        totals = list(pool.map(lambda loops: _collected([*tool, *_command(loops)]), runs))
+    return per_operation(runs, totals)
+
+
+def _command(loops: Mapping[str, int]) -> list[str]:
+    return [sys.executable, "-m", "asyncproducer.bench.micro", json.dumps(loops)]
+
+
+def _collected(command: list[str]) -> int:
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONHASHSEED": "0", "ASYNCPRODUCER_IMPL": IMPLEMENTATION},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = _COLLECTED.search(done.stderr)
+    if done.returncode or found is None:
+        raise RuntimeError(f"valgrind ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return int(found[1])
+
+
+def per_operation(runs: Sequence[Mapping[str, int]], totals: Sequence[int]) -> dict[str, float]:
+    """Instructions of each operation, from runs of which one has more of it than another."""
+    found: dict[str, float] = {}
+    base, base_total = runs[0], totals[0]
+    for run, total in zip(runs, totals, strict=True):
+        if run.keys() != base.keys():
+            base, base_total = run, total
+        for name, loops in run.items():
+            if loops > base[name]:
+                found[name] = round((total - base_total) / (loops - base[name]), 1)
+    return found
+
+
+def compare(counted: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
+    """A sentence for each operation that takes more than TOLERANCE more, or has no baseline."""
+    problems = []
+    for name, instructions in counted.items():
+        known = baseline.get(name)
+        if known is None:
+            problems.append(f"{name}: {instructions:,.1f} instructions, and no baseline for it")
+        elif instructions > known * (1 + TOLERANCE):
+            problems.append(
+                f"{name}: {instructions:,.1f} instructions, {instructions / known - 1:.1%} more "
+                f"than the {known:,.1f} of the baseline (at most {TOLERANCE:.0%} are allowed)"
+            )
+    return problems
+
+
+def read(path: Path) -> dict[str, dict[str, float]]:
+    """All baselines of a file, none if there is no file."""
+    if not path.exists():
+        return {}
+    found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def update(path: Path, counted: Mapping[str, float]) -> None:
+    """Writes the counts as this interpreter's baseline, and leaves the others as they are."""
+    known = {**read(path), baseline_key(): dict(counted)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,330 @@
+"""How a peer is driven. Each load returns what it saw; the worker adds CPU and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import os
+import resource
+import sys
+import time
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import cycle, islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from asyncproducer.bench.peers import Job, Peer, Result, Send
+from asyncproducer.bench.workloads import Case, Load, payloads
+
+__all__ = ["LOADS", "Meter", "peak_rss_mib", "percentile", "values_of", "warm_up"]
+
+#: The longest that records of an open loop are waited for after the last has left.
+_PATIENCE_S = 60.0
+
+_TICK_S = 0.001
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest of the sorted values that at least `share` of them do not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _latencies(seconds: Iterable[float]) -> Result:
+    ordered = sorted(seconds)
+    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
+    return {name: percentile(ordered, share) * 1e3 for name, share in shares.items()}
+
+
+def _rss_mib() -> float:
+    """Resident memory now; where Linux does not tell, the most there was so far."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return peak_rss_mib()
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def peak_rss_mib() -> float:
+    """The most resident memory that this process has had."""
+    try:
+        # Not getrusage: what it tells begins with the size of the process that started this one.
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    except OSError:
+        unit = 2**20 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+class Meter:
+    """Time, CPU of all threads, and memory from its making on."""
+
+    def __init__(self) -> None:
+        self._rss = _rss_mib()
+        self._cpu = time.process_time()
+        self.began = perf_counter()
+
+    def result(self, records: int) -> Result:
+        """What the records took."""
+        seconds = perf_counter() - self.began
+        cpu = time.process_time() - self._cpu
+        return {
+            "records": records,
+            "seconds": seconds,
+            "records_per_s": records / seconds,
+            "cpu_us_per_record": cpu / records * 1e6,
+            "rss_growth_mib": max(0.0, peak_rss_mib() - self._rss),
+        }
+
+
+@asynccontextmanager
+async def _stalls(result: Result, wanted: bool) -> AsyncIterator[None]:
+    """Adds to the result for how long the loop was not there for a task that was due."""
+    if not wanted:
+        yield
+        return
+    late: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            due = perf_counter() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            late.append(max(0.0, perf_counter() - due))
+
+    ticker = asyncio.create_task(tick())
+    await asyncio.sleep(0)  # it is to be there before the load, which may not let it begin
+    try:
+        yield
+        await asyncio.sleep(2 * _TICK_S)  # let it see the last stall
+    finally:
+        ticker.cancel()
+    late.sort()
+    result["stall_p999_ms"] = percentile(late, 0.999) * 1e3
+    result["stall_max_ms"] = late[-1] * 1e3
+
+
+def values_of(case: Case) -> Iterator[Any]:
+    """The values, for ever."""
+    return cycle(_documents(case) if case.json else payloads(case))
+
+
+@functools.cache
+def _documents(case: Case) -> list[dict[str, Any]]:
+    return [{"id": n, "text": text.decode()} for n, text in enumerate(payloads(case))]
+
+
+def _targets(peer: Peer, job: Job) -> list[Send]:
+    case = job.case
+    headers = [(f"header-{n}", b"some value") for n in range(case.headers)] or None
+    partitions = range(case.partitions) if case.run_length else [None]
+    return [peer.enqueue_to(t, p, headers) for t in job.topics for p in partitions]
+
+
+def _runs(targets: list[Send], case: Case, records: int) -> Iterator[tuple[Send, int]]:
+    """To which target how many records in a row go."""
+    if not case.run_length:
+        yield targets[0], records
+        return
+    for target in cycle(targets):
+        yield target, min(case.run_length, records)
+        records -= case.run_length
+        if records <= 0:
+            return
+
+
+async def _fill(peer: Peer, job: Job, records: int) -> None:
+    values = values_of(job.case)
+    for enqueue, count in _runs(_targets(peer, job), job.case, records):
+        if peer.blocking:
+            for value in islice(values, count):
+                enqueue(value)
+        else:
+            for value in islice(values, count):
+                await enqueue(value)
+    await peer.flush()
+
+
+async def warm_up(peer: Peer, job: Job) -> int:
+    """A tenth of the records, unmeasured. Returns how many that was."""
+    count = max(1, min(job.case.records // 10, 30_000))
+    await _fill(peer, job, count)
+    return count
+
+
+async def flood(peer: Peer, job: Job) -> Result:
+    """One task or thread enqueues all, then flushes."""
+    case = job.case
+    result: Result = {}
+    async with _stalls(result, case.ticker and not peer.blocking):
+        meter = Meter()
+        await _fill(peer, job, case.records)
+        result.update(meter.result(case.records))
+    return result
+
+
+async def burst(peer: Peer, job: Job) -> Result:
+    """New tasks with one send each, all at once; again when all are done. Making them counts."""
+    case = job.case
+    send, values = peer.send_to(job.topics[0]), values_of(case)
+    sent, meter = 0, Meter()
+    while sent < case.records and perf_counter() - meter.began < case.seconds:
+        await asyncio.gather(*(send(value) for value in islice(values, case.tasks)))
+        sent += case.tasks
+    return meter.result(sent)
+
+
+async def loop(peer: Peer, job: Job) -> Result:
+    """Tasks that send one record after the other, until all are sent or the time is up."""
+    case = job.case
+    send, values = peer.send_to(job.topics[0]), values_of(case)
+    latencies = array("d")
+    meter = Meter()
+
+    async def service() -> None:
+        for value in islice(values, max(1, case.records // case.tasks)):
+            before = perf_counter()
+            if before - meter.began > case.seconds:
+                break
+            await send(value)
+            latencies.append(perf_counter() - before)
+
+    await asyncio.gather(*(service() for _ in range(case.tasks)))
+    return {**meter.result(len(latencies)), **_latencies(latencies)}
+
+
+async def rate(peer: Peer, job: Job) -> Result:
+    """Record n leaves n / rate seconds after the start; its latency counts from then.
+
+    A peer that makes the sender wait makes all later records late, and that counts too.
+    """
+    case = job.case
+    enqueue, values = peer.watch(job.topics[0]), values_of(case)
+    latencies = array("d")
+    result: Result = {}
+
+    def done(intended: float) -> None:
+        latencies.append(perf_counter() - intended)
+
+    async def idle(seconds: float) -> None:
+        if peer.blocking:
+            peer.serve(max(0.0, seconds))
+        else:
+            await asyncio.sleep(max(0.0, seconds))
+
+    async with _stalls(result, case.ticker and not peer.blocking):
+        meter = Meter()
+        sent, began = 0, meter.began
+        while sent < case.records:
+            due = min(case.records, int((perf_counter() - began) * case.rate) + 1)
+            for value in islice(values, max(0, due - sent)):
+                entered = enqueue(value, functools.partial(done, began + sent / case.rate))
+                if not peer.blocking:
+                    await entered
+                sent += 1
+            await idle(began + sent / case.rate - perf_counter())
+        # Without a flush: lingering is a part of the latency.
+        deadline = perf_counter() + _PATIENCE_S
+        while len(latencies) < case.records:
+            if perf_counter() > deadline:
+                missing = case.records - len(latencies)
+                raise RuntimeError(f"{missing} records have no end {_PATIENCE_S} s after the last")
+            await idle(0.001)
+        result.update(meter.result(case.records))
+    return result | _latencies(latencies)
+
+
+async def exhaust(peer: Peer, job: Job) -> Result:
+    """Tasks enqueue without a pause, for a time. Tells how evenly they got room."""
+    case = job.case
+    enqueue, values = _targets(peer, job)[0], values_of(case)
+    # By task: nothing is kept for each record, since the memory is what is measured.
+    counts: list[int] = []
+    longest: list[float] = []
+    result: Result = {}
+
+    async def greedy() -> None:
+        count, most = 0, 0.0
+        while (before := perf_counter()) < end:
+            await enqueue(next(values))
+            most = max(most, perf_counter() - before)
+            count += 1
+            if count % 100 == 0:
+                await asyncio.sleep(0)  # a peer that never makes us wait must not lock others out
+        counts.append(count)
+        longest.append(most)
+
+    async with _stalls(result, case.ticker):
+        meter = Meter()
+        end = meter.began + case.seconds
+        await asyncio.gather(*(greedy() for _ in range(case.tasks)))
+        await peer.flush()
+        result.update(meter.result(sum(counts)))
+    result["most_by_least_records"] = max(counts) / max(1, min(counts))
+    result["longest_wait_ms"] = max(longest) * 1e3
+    result["longest_by_shortest_wait"] = max(longest) / max(min(longest), 1e-6)
+    return result
+
+
+# -- bulk: a list, and an Arrow table ----------------------------------------------------------
+
+
+def _bulk(peer: Any, method: str) -> Callable[..., Any]:
+    found: Callable[..., Any] | None = getattr(peer.producer, method, None)
+    if found is None:
+        raise NotImplementedError(f"this version has no {method}")
+    return found
+
+
+async def many(peer: Peer, job: Job) -> Result:
+    """One call of send_many with a list of values."""
+    send_many = _bulk(peer, "send_many")
+    values = list(islice(values_of(job.case), job.case.records))
+    meter = Meter()
+    await send_many(job.topics[0], values)
+    return meter.result(len(values))
+
+
+def _arrow(case: Case) -> Any:
+    import pyarrow
+
+    keys = [b"key-%d" % (n % 10_000) for n in range(case.records)]
+    values = list(islice(values_of(case), case.records))
+    return pyarrow.table({"k": keys, "v": values})
+
+
+async def rows(peer: Peer, job: Job) -> Result:
+    """A table's rows, as Python objects, through the enqueue loop. Making the objects counts."""
+    table = _arrow(job.case)
+    enqueue = peer.enqueue_to(job.topics[0], None, None)
+    meter = Meter()
+    for batch in table.to_batches(10_000):
+        for key, value in zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True):
+            entered = enqueue(value, key=key)
+            if not peer.blocking:
+                await entered
+    await peer.flush()
+    return meter.result(len(table))
+
+
+async def table(peer: Peer, job: Job) -> Result:
+    """One call of send_table."""
+    send_table = _bulk(peer, "send_table")
+    data = _arrow(job.case)
+    meter = Meter()
+    await send_table(job.topics[0], data, key="k", value="v")
+    return meter.result(len(data))
+
+
+LOADS: dict[Load, Callable[[Peer, Job], Awaitable[Result]]] = {
+    "flood": flood,
+    "burst": burst,
+    "loop": loop,
+    "rate": rate,
+    "exhaust": exhaust,
+    "many": many,
+    "rows": rows,
+    "table": table,
+}

@@ -1,0 +1,137 @@
+"""`python -m asyncproducer.bench.micro LOOPS`: small operations, so many times each.
+
+LOOPS is JSON: how often by name. Nothing is measured here: instructions.py counts what this
+process executes. An operation that is not named is not even prepared.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import struct
+import sys
+from collections.abc import Callable
+
+from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
+from asyncproducer.core.partitioner import murmur2
+from asyncproducer.core.primitives import write_unsigned_varint
+from asyncproducer.core.produce import (
+    ProducePartition,
+    ProduceTopic,
+    decode_produce,
+    encode_produce,
+)
+
+__all__ = ["OPERATIONS", "main"]
+
+_VALUE = b"v" * 100
+_VERSION = 9
+_PARTITIONS = 6
+
+
+def _new_batch(size: int) -> ProducerBatch:
+    return ProducerBatch("topic", 0, write_limit=size, created_at=0.0)
+
+
+def append(loops: int) -> None:
+    """A record of 100 bytes is written into a batch."""
+    batch = _new_batch(1_000_000)
+    for _ in range(loops):
+        batch.try_append(0, None, _VALUE, NO_HEADERS)
+
+
+def varint(loops: int) -> None:
+    """A varint of two bytes is written into a request."""
+    out = bytearray()
+    for _ in range(loops):
+        write_unsigned_varint(out, 300)
+
+
+def _closed_batch() -> ProducerBatch:
+    batch = _new_batch(16_384)
+    while batch.try_append(0, None, _VALUE, NO_HEADERS) is not None:
+        pass
+    batch.close()
+    return batch
+
+
+def crc32c(loops: int) -> None:
+    """The header of a batch of 16 KiB is written, with its CRC-32C."""
+    batch = _closed_batch()
+    for _ in range(loops):
+        batch.seal()
+
+
+def murmur2_16(loops: int) -> None:
+    """A key of 16 bytes is hashed."""
+    key = b"0123456789abcdef"
+    for _ in range(loops):
+        murmur2(key)
+
+
+def encode(loops: int) -> None:
+    """A Produce request with 6 batches is written."""
+    batch = _closed_batch()
+    batch.seal()
+    partitions = [ProducePartition(n, batch.buffers()) for n in range(_PARTITIONS)]
+    topics = [ProduceTopic("topic", None, partitions)]
+    for _ in range(loops):
+        encode_produce(
+            _VERSION, 1, "c", acks=-1, timeout_ms=1, transactional_id=None, topics=topics
+        )
+
+
+def decode(loops: int) -> None:
+    """The answer to a Produce request with 6 batches is read."""
+    partitions = b"".join(
+        struct.pack(">ihqqq", n, 0, 10_000, -1, 0) + b"\x01\x00\x00" for n in range(_PARTITIONS)
+    )
+    body = b"\x02\x06topic" + bytes([_PARTITIONS + 1]) + partitions + b"\x00" + bytes(4) + b"\x00"
+    for _ in range(loops):
+        decode_produce(_VERSION, body)
+
+
+def enqueue(loops: int) -> None:
+    """`await producer.enqueue()` of a record of 100 bytes, into a batch that is open."""
+    from asyncproducer.producer import Producer
+    from asyncproducer.testing import EmbeddedCluster, MemoryNetwork, clock
+
+    async def scenario() -> None:
+        network = MemoryNetwork(latency=0.001)
+        async with (
+            EmbeddedCluster(topics={"topic": 1}, network=network) as cluster,
+            # Nothing leaves while it is measured.
+            Producer(
+                cluster.bootstrap_servers,
+                connector=cluster.connector,
+                linger_ms=60_000,
+                batch_size=1_000_000,
+            ) as producer,
+        ):
+            await producer.enqueue("topic", _VALUE)
+            for _ in range(loops):
+                await producer.enqueue("topic", _VALUE)
+
+    clock.run(scenario())
+
+
+OPERATIONS: dict[str, Callable[[int], None]] = {
+    "append": append,
+    "varint": varint,
+    "crc32c": crc32c,
+    "murmur2": murmur2_16,
+    "encode": encode,
+    "decode": decode,
+    "enqueue": enqueue,
+}
+
+
+def main(text: str) -> None:
+    """Run the operations."""
+    gc.disable()  # when it runs depends on everything else
+    for name, loops in json.loads(text).items():
+        OPERATIONS[name](loops)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,141 @@
+"""Who is measured, and the face that each peer shows to the loads.
+
+A worker process imports the module of its own peer only. All get the same acks=all,
+idempotence, linger and codec; what a case does not name is each one's default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol, TypeAlias
+
+from asyncproducer.bench.workloads import ALL, Case, Load
+
+__all__ = ["PEERS", "Job", "Peer", "PeerKind", "Result", "Send", "environment", "load_peer"]
+
+#: What a measurement found: numbers by metric, and "version".
+Result: TypeAlias = dict[str, Any]
+
+#: Takes a value, and perhaps key=; awaited by those that are not blocking.
+Send: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker process is told."""
+
+    peer: str
+    servers: str
+    topics: tuple[str, ...]
+    case: Case
+    #: For the wire replay: what the batches of this producer were like on average.
+    batch_bytes: float = 0.0
+    batches_per_request: float = 0.0
+
+
+class Peer(Protocol):
+    """A producer behind the calls that the loads need."""
+
+    version: str
+    #: Whether its calls block instead of being awaited.
+    blocking: bool
+
+    async def start(self, job: Job) -> None:
+        """Connects, and asks for what the first records would wait for."""
+        ...
+
+    def enqueue_to(
+        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
+    ) -> Send:
+        """A function that buffers a value; awaited, it gives the future of its acknowledgement."""
+        ...
+
+    def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
+        """A function that, awaited with a value, returns when it is acknowledged."""
+        ...
+
+    def watch(self, topic: str) -> Callable[[Any, Callable[[], object]], Any]:
+        """A function that buffers a value, and has the other argument called at its end."""
+        ...
+
+    def serve(self, seconds: float) -> None:
+        """Only where it blocks: lets so much time pass, and has callbacks called."""
+        ...
+
+    async def flush(self) -> None:
+        """Returns when all that was buffered is acknowledged."""
+        ...
+
+    async def stop(self) -> None:
+        """Closes it."""
+        ...
+
+    def statistics(self) -> Result:
+        """What it tells of its batches, under the names of the results."""
+        ...
+
+
+_FUTURES: tuple[Load, ...] = ("flood", "burst", "loop", "rate", "exhaust", "rows")
+_SENDING: tuple[Load, ...] = ("flood", "burst", "loop", "rate")
+_BLOCKING: tuple[Load, ...] = ("flood", "rate", "rows")
+
+
+@dataclass(frozen=True)
+class PeerKind:
+    """A row of the table of the peers."""
+
+    module: str
+    #: The class with the methods of Peer, or the function that does the whole measurement.
+    name: str
+    loads: tuple[Load, ...]
+    #: The module measures by itself: it is not driven by our loads.
+    whole: bool = False
+    uvloop: bool = False
+    most_tasks: int = 1_000_000
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def can(self, case: Case) -> bool:
+        """Whether it has what the case needs."""
+        if self.whole and not case.plain:
+            return False
+        if self.module == "replay" and (case.codec != "none" or case.tasks > 1):
+            return False
+        return case.load in self.loads and case.tasks <= self.most_tasks
+
+
+_OURS: tuple[Load, ...] = (*_FUTURES, "many", "table")
+_COMPILED = {"ASYNCPRODUCER_IMPL": "compiled"}
+
+PEERS: dict[str, PeerKind] = {
+    "asyncproducer": PeerKind("peers.ours", "Ours", _OURS, environment=_COMPILED),
+    "asyncproducer-uvloop": PeerKind(
+        "peers.ours", "Ours", _OURS, uvloop=True, environment=_COMPILED
+    ),
+    "asyncproducer-python": PeerKind(
+        "peers.ours", "Ours", _OURS, environment={"ASYNCPRODUCER_IMPL": "python"}
+    ),
+    "aiokafka": PeerKind("peers.aiokafka", "AioKafka", _FUTURES, most_tasks=8_000),
+    "aiokafka-uvloop": PeerKind(
+        "peers.aiokafka", "AioKafka", _FUTURES, most_tasks=8_000, uvloop=True
+    ),
+    "confluent": PeerKind("peers.confluent", "Confluent", _BLOCKING),
+    "confluent-aio": PeerKind("peers.confluent", "ConfluentAio", _SENDING),
+    "kafka-python": PeerKind("peers.kafka_python", "KafkaPython", _BLOCKING),
+    "java": PeerKind("peers.java", "measure", ("flood",), whole=True),
+    "wire-replay": PeerKind("replay", "measure", ("flood", "loop"), whole=True),
+}
+assert tuple(PEERS) == ALL
+
+
+def environment(peer: str) -> dict[str, str]:
+    """The environment of the worker process of a peer."""
+    return {**os.environ, **PEERS[peer].environment}
+
+
+def load_peer(peer: str) -> Any:
+    """The class or function of a peer. ImportError if its library is not installed."""
+    kind = PEERS[peer]
+    return getattr(import_module(f"asyncproducer.bench.{kind.module}"), kind.name)

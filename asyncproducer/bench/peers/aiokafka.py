@@ -1,0 +1,77 @@
+"""aiokafka's AIOKafkaProducer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import aiokafka
+
+from asyncproducer.bench.peers import Job, Result, Send
+from asyncproducer.bench.workloads import LINGER_MS
+from asyncproducer.serializers import json_serializer
+
+__all__ = ["AioKafka"]
+
+
+class AioKafka:
+    """AIOKafkaProducer."""
+
+    version = str(aiokafka.__version__)
+    blocking = False
+
+    async def start(self, job: Job) -> None:
+        """See Peer."""
+        case = job.case
+        options: dict[str, Any] = {"max_batch_size": case.batch_bytes} if case.batch_bytes else {}
+        if case.json:
+            options["value_serializer"] = json_serializer
+        self._producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=job.servers,
+            acks="all",
+            enable_idempotence=case.idempotent,
+            linger_ms=LINGER_MS,
+            compression_type=None if case.codec == "none" else case.codec,
+            **options,
+        )
+        await self._producer.start()
+        for topic in job.topics:
+            await self._producer.partitions_for(topic)
+
+    def enqueue_to(
+        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
+    ) -> Send:
+        """See Peer."""
+        named: dict[str, Any] = {"partition": partition, "headers": headers}
+        given = {name: value for name, value in named.items() if value is not None}
+        return partial(self._producer.send, topic, **given)
+
+    def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
+        """See Peer."""
+        return partial(self._producer.send_and_wait, topic)
+
+    def watch(self, topic: str) -> Callable[[Any, Callable[[], object]], Any]:
+        """See Peer."""
+
+        async def enqueue(value: Any, done: Callable[[], object]) -> None:
+            future = await self._producer.send(topic, value)
+            future.add_done_callback(lambda _: done())
+
+        return enqueue
+
+    def serve(self, seconds: float) -> None:
+        """See Peer."""
+        raise NotImplementedError
+
+    async def flush(self) -> None:
+        """See Peer."""
+        await self._producer.flush()
+
+    async def stop(self) -> None:
+        """See Peer."""
+        await self._producer.stop()
+
+    def statistics(self) -> Result:
+        """It tells none."""
+        return {}

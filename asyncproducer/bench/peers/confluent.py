@@ -1,0 +1,183 @@
+"""confluent-kafka: the blocking Producer with callbacks, and AIOProducer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import confluent_kafka
+
+from asyncproducer.bench.peers import Job, Result, Send
+from asyncproducer.bench.workloads import LINGER_MS
+from asyncproducer.serializers import json_serializer
+
+__all__ = ["Confluent", "ConfluentAio"]
+
+_VERSION = f"{confluent_kafka.version()} (librdkafka {confluent_kafka.libversion()[0]})"
+_VERSION = _VERSION.replace("('", "").replace("',", "")
+
+#: How often the callbacks of delivered records are asked for: each time costs, also for nothing.
+_POLL_EVERY = 500
+
+#: librdkafka refuses more than 100,000 unacknowledged records, and AIOProducer's futures fail
+#: then: whoever is faster has to wait, and it is the caller who must see to that.
+_MOST_UNACKNOWLEDGED = 50_000
+
+
+def _configuration(job: Job) -> dict[str, Any]:
+    case = job.case
+    options: dict[str, Any] = {
+        "bootstrap.servers": job.servers,
+        "acks": "all",
+        "enable.idempotence": case.idempotent,
+        "linger.ms": LINGER_MS,
+        "compression.type": case.codec,
+    }
+    if case.batch_bytes:
+        options["batch.size"] = case.batch_bytes
+    return options
+
+
+class Confluent:
+    """confluent_kafka.Producer, as its documentation uses it: a callback per record, and poll."""
+
+    version = _VERSION
+    blocking = True
+
+    async def start(self, job: Job) -> None:
+        """See Peer."""
+        self._json = job.case.json
+        self._failed: list[Any] = []
+        self._until_poll = _POLL_EVERY
+        self._producer = confluent_kafka.Producer(_configuration(job))
+        self._producer.list_topics(job.topics[0], timeout=30)
+
+    def _on_delivery(self, error: Any, _: Any) -> None:
+        if error is not None:
+            self._failed.append(error)
+
+    def enqueue_to(
+        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
+    ) -> Send:
+        """See Peer."""
+        named: dict[str, Any] = {"partition": partition, "headers": headers}
+        given = {name: value for name, value in named.items() if value is not None}
+        produce = partial(self._producer.produce, topic, on_delivery=self._on_delivery, **given)
+        poll = self._producer.poll
+
+        def enqueue(value: Any, key: Any = None) -> None:
+            if self._json:
+                value = json_serializer(value)
+            while True:
+                try:
+                    produce(value=value, key=key)
+                    break
+                except BufferError:
+                    poll(0.1)
+            self._until_poll -= 1
+            if not self._until_poll:
+                self._until_poll = _POLL_EVERY
+                poll(0)
+
+        return enqueue
+
+    def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
+        """See Peer."""
+        raise NotImplementedError
+
+    def watch(self, topic: str) -> Callable[[Any, Callable[[], object]], Any]:
+        """See Peer."""
+
+        def enqueue(value: Any, done: Callable[[], object]) -> None:
+            def on_delivery(error: Any, message: Any) -> None:
+                self._on_delivery(error, message)
+                done()
+
+            self._producer.produce(topic, value, on_delivery=on_delivery)
+
+        return enqueue
+
+    def serve(self, seconds: float) -> None:
+        """See Peer."""
+        self._producer.poll(seconds)
+
+    async def flush(self) -> None:
+        """See Peer."""
+        self._producer.flush()
+        if self._failed:
+            raise RuntimeError(f"{len(self._failed)} records failed, first: {self._failed[0]}")
+
+    async def stop(self) -> None:
+        """It has no close: the end of the process is its end."""
+
+    def statistics(self) -> Result:
+        """It tells none without a callback for statistics, which would cost."""
+        return {}
+
+
+class ConfluentAio:
+    """confluent_kafka.aio.AIOProducer, with its defaults for batching and its thread pool."""
+
+    version = _VERSION
+    blocking = False
+
+    async def start(self, job: Job) -> None:
+        """See Peer."""
+        from confluent_kafka.aio import AIOProducer
+
+        self._producer = AIOProducer(_configuration(job))
+        self._unacknowledged: deque[asyncio.Future[Any]] = deque()
+
+    def enqueue_to(
+        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
+    ) -> Send:
+        """See Peer."""
+        produce = self._producer.produce
+        unacknowledged = self._unacknowledged
+
+        async def enqueue(value: Any) -> asyncio.Future[Any]:
+            future = await produce(topic, value)
+            unacknowledged.append(future)
+            if len(unacknowledged) > _MOST_UNACKNOWLEDGED:
+                await unacknowledged.popleft()
+            return future
+
+        return enqueue
+
+    def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
+        """See Peer."""
+
+        async def send(value: Any) -> None:
+            await (await self._producer.produce(topic, value))
+
+        return send
+
+    def watch(self, topic: str) -> Callable[[Any, Callable[[], object]], Any]:
+        """See Peer."""
+
+        async def enqueue(value: Any, done: Callable[[], object]) -> None:
+            future = await self._producer.produce(topic, value)
+            future.add_done_callback(lambda _: done())
+
+        return enqueue
+
+    def serve(self, seconds: float) -> None:
+        """See Peer."""
+        raise NotImplementedError
+
+    async def flush(self) -> None:
+        """See Peer."""
+        await self._producer.flush()
+        while self._unacknowledged:
+            await self._unacknowledged.popleft()
+
+    async def stop(self) -> None:
+        """See Peer."""
+        await self._producer.close()
+
+    def statistics(self) -> Result:
+        """It tells none."""
+        return {}

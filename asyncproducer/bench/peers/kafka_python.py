@@ -1,0 +1,76 @@
+"""kafka-python's KafkaProducer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import kafka
+
+from asyncproducer.bench.peers import Job, Result, Send
+from asyncproducer.bench.workloads import LINGER_MS
+from asyncproducer.serializers import json_serializer
+
+__all__ = ["KafkaPython"]
+
+
+class KafkaPython:
+    """KafkaProducer, which sends from a thread of its own."""
+
+    version = str(kafka.__version__)
+    blocking = True
+
+    async def start(self, job: Job) -> None:
+        """See Peer."""
+        case = job.case
+        options: dict[str, Any] = {"batch_size": case.batch_bytes} if case.batch_bytes else {}
+        if case.json:
+            options["value_serializer"] = json_serializer
+        self._producer = kafka.KafkaProducer(
+            bootstrap_servers=job.servers.split(","),
+            acks="all",
+            enable_idempotence=case.idempotent,
+            linger_ms=LINGER_MS,
+            compression_type=None if case.codec == "none" else case.codec,
+            **options,
+        )
+        for topic in job.topics:
+            self._producer.partitions_for(topic)
+
+    def enqueue_to(
+        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
+    ) -> Send:
+        """See Peer."""
+        named: dict[str, Any] = {"partition": partition, "headers": headers}
+        given = {name: value for name, value in named.items() if value is not None}
+        return partial(self._producer.send, topic, **given)
+
+    def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
+        """See Peer."""
+        raise NotImplementedError
+
+    def watch(self, topic: str) -> Callable[[Any, Callable[[], object]], Any]:
+        """See Peer."""
+
+        def enqueue(value: Any, done: Callable[[], object]) -> None:
+            self._producer.send(topic, value).add_callback(lambda _: done())
+
+        return enqueue
+
+    def serve(self, seconds: float) -> None:
+        """See Peer."""
+        time.sleep(seconds)
+
+    async def flush(self) -> None:
+        """See Peer."""
+        self._producer.flush()
+
+    async def stop(self) -> None:
+        """See Peer."""
+        self._producer.close()
+
+    def statistics(self) -> Result:
+        """Its metrics are rates of the last minute: of no use here."""
+        return {}

@@ -1,0 +1,85 @@
+"""This producer. Which implementation runs, and on which loop, the worker has decided."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import asyncproducer
+from asyncproducer.bench.peers import Job, Result, Send
+from asyncproducer.bench.workloads import LINGER_MS
+from asyncproducer.options import Options
+from asyncproducer.producer import Producer
+from asyncproducer.serializers import json_serializer
+
+__all__ = ["Ours"]
+
+
+class Ours:
+    """asyncproducer.Producer."""
+
+    version = f"{asyncproducer.__version__} ({asyncproducer.IMPLEMENTATION})"
+    blocking = False
+
+    async def start(self, job: Job) -> None:
+        """See Peer."""
+        case = job.case
+        options: Options = {
+            "linger_ms": LINGER_MS,
+            "compression_type": case.codec,
+            "enable_idempotence": case.idempotent,
+        }
+        if case.batch_bytes:
+            options["batch_size"] = options["batch_max_bytes"] = case.batch_bytes
+        self.producer: Producer[Any, Any] = Producer(
+            job.servers, value_serializer=json_serializer if case.json else None, **options
+        )
+        await self.producer.start()
+        await self.producer.warm_up(*job.topics)
+
+    def enqueue_to(
+        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
+    ) -> Send:
+        """See Peer."""
+        named: dict[str, Any] = {"partition": partition, "headers": headers}
+        given = {name: value for name, value in named.items() if value is not None}
+        return partial(self.producer.enqueue, topic, **given)
+
+    def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
+        """See Peer."""
+        return partial(self.producer.send, topic)
+
+    def watch(self, topic: str) -> Callable[[Any, Callable[[], object]], Any]:
+        """See Peer."""
+
+        async def enqueue(value: Any, done: Callable[[], object]) -> None:
+            delivery = await self.producer.enqueue(topic, value)
+            delivery.add_done_callback(lambda _: done())
+
+        return enqueue
+
+    def serve(self, seconds: float) -> None:
+        """See Peer."""
+        raise NotImplementedError
+
+    async def flush(self) -> None:
+        """See Peer."""
+        await self.producer.flush()
+
+    async def stop(self) -> None:
+        """See Peer."""
+        await self.producer.close()
+
+    def statistics(self) -> Result:
+        """See Peer."""
+        metrics = self.producer.metrics()
+        records, batches = metrics["record_send_total"], metrics["batch_count"]
+        if not batches:
+            return {}
+        per_request = metrics["records_per_request_avg"]
+        return {
+            "batch_bytes": metrics["batch_size_avg"],
+            "records_per_batch": records / batches,
+            "batches_per_request": per_request * batches / records,
+        }

@@ -1,0 +1,236 @@
+"""All measurements of a run: a fresh process and fresh topics for each, in rotating order.
+
+For each case the rounds come one after the other, and in each round every peer has its turn.
+So the peers of a round see the same machine and the same brokers, and no peer is always the
+first. What counts is in the log: the end offsets must be what the worker says that it sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncproducer
+from asyncproducer.bench.peers import PEERS, Job, Result, environment
+from asyncproducer.bench.proxy import delayed
+from asyncproducer.bench.worker import CANNOT, as_text
+from asyncproducer.bench.workloads import (
+    BASE_RECORDS,
+    LINGER_MS,
+    Case,
+    Workload,
+    headline,
+    payloads,
+    scaled,
+)
+from asyncproducer.testing.kafka import KafkaCluster
+
+__all__ = ["Measurement", "Plan", "facts", "measurements", "rotated", "run"]
+
+#: The longest that a measurement may take, its process's start included.
+_TIMEOUT_S = 600.0
+
+_WARM_UP = Case(name="warm-up", records=BASE_RECORDS // 3)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured, and how often."""
+
+    workloads: tuple[Workload, ...]
+    #: None: those of each workload.
+    peers: tuple[str, ...] | None = None
+    rounds: int = 5
+    #: In the place of BASE_RECORDS.
+    records: int = BASE_RECORDS
+    #: Bytes of a value, in the place of each case's own.
+    size: int | None = None
+    quick: bool = False
+    #: A cluster that runs; None: real Kafka is started for the run.
+    bootstrap_servers: str | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One process that is to be run."""
+
+    workload: Workload
+    case: Case
+    peer: str
+    round: int
+
+
+def rotated(peers: Sequence[str], number: int) -> list[str]:
+    """The peers in the order of round `number`, from 0 on."""
+    turn = number % len(peers)
+    return [*peers[turn:], *peers[:turn]]
+
+
+def measurements(plan: Plan) -> list[Measurement]:
+    """All of them, in their order. A peer that cannot do a case has none of it."""
+    found: list[Measurement] = []
+    for workload in plan.workloads:
+        for case in workload.cases:
+            case = scaled(case, plan.records, size=plan.size, quick=plan.quick)
+            peers = [p for p in plan.peers or workload.peers if PEERS[p].can(case)]
+            for number in range(plan.rounds if peers else 0):
+                found += [Measurement(workload, case, p, number) for p in rotated(peers, number)]
+    return found
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """Where and of what the figures are."""
+    import psutil
+
+    sample = b"".join(payloads(Case(name="", size=1_000)))
+    return {
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "asyncproducer": asyncproducer.__version__,
+        "linger_ms": LINGER_MS,
+        "rounds": plan.rounds,
+        # How well 1 MB of the values of 1 kB can be compressed (level 6), as a share.
+        "gzip_ratio": round(len(zlib.compress(sample)) / len(sample), 2),
+    }
+
+
+@contextmanager
+def _kafka(servers: str | None) -> Iterator[KafkaCluster]:
+    if servers is not None:
+        os.environ["KAFKA_BOOTSTRAP_SERVERS"] = servers
+    # Real brokers run with the good compiler. A quick start is of no use here.
+    with KafkaCluster(jvm_options=["-XX:TieredStopAtLevel=4"]) as cluster:
+        yield cluster
+
+
+def run(plan: Plan) -> Iterator[Result]:
+    """The results of `measurements(plan)`, one after the other, each when it is there. Blocks.
+
+    A measurement that fails has an "error" in its result, and the others go on.
+    Raises KafkaUnavailable.
+    """
+    found = measurements(plan)
+    with _kafka(plan.bootstrap_servers) as cluster, ExitStack() as proxies:
+        bench = _Bench(cluster, proxies)
+        # Brokers are slow at first, and somebody would be the first.
+        bench.warm_up(found[0].peer, scaled(_WARM_UP, plan.records))
+        for measurement in found:
+            yield {
+                "workload": measurement.workload.id,
+                "case": measurement.case.name,
+                "peer": measurement.peer,
+                "round": measurement.round + 1,
+                "parameters": dataclasses.asdict(measurement.case),
+                **bench.measure(measurement),
+            }
+        bench.forget_shared()
+
+
+class _Bench:
+    def __init__(self, cluster: KafkaCluster, stack: ExitStack) -> None:
+        self._cluster = cluster
+        self._stack = stack
+        self._proxies: dict[float, str] = {}
+        self._numbers = itertools.count(1)
+        self._prefix = f"bench-{datetime.datetime.now():%m%d%H%M%S}"
+        self._shared: tuple[str, Case, tuple[str, ...]] | None = None
+        #: By case: what the batches of this producer were like, for the wire replay.
+        self._ours: dict[str, Result] = {}
+
+    def warm_up(self, peer: str, case: Case) -> None:
+        """A measurement that nobody hears of."""
+        if PEERS[peer].can(case):
+            self.measure(Measurement(headline(), case, peer, 0))
+
+    def measure(self, measurement: Measurement) -> Result:
+        """The result of one process, or {"error": why not}, or {"skipped": why}."""
+        case, workload = measurement.case, measurement.workload
+        topics = self._topics(workload, case)
+        try:
+            before = self._stored(topics) if workload.shared_topics else 0
+            result = self._worker(measurement, topics)
+            if "sent" in result:
+                stored = self._stored(topics) - before
+                if stored != result["sent"]:
+                    text = f"{result['sent']} records were sent, {stored} are in the log"
+                    return {"error": text}
+        except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+            return {"error": str(error)}
+        finally:
+            if not workload.shared_topics:
+                self._cluster.admin.delete_topics(*topics)
+        key = f"{workload.id} {case.name}"
+        if measurement.peer == "asyncproducer" or key not in self._ours:
+            self._ours[key] = result
+        return result
+
+    def _worker(self, measurement: Measurement, topics: tuple[str, ...]) -> Result:
+        case, peer = measurement.case, measurement.peer
+        like = self._ours.get(f"{measurement.workload.id} {case.name}", {})
+        job = Job(
+            peer,
+            self._servers(case.rtt_ms),
+            topics,
+            case,
+            like.get("batch_bytes", 0.0),
+            like.get("batches_per_request", 0.0),
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "asyncproducer.bench.worker", as_text(job)],
+            env=environment(peer),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode not in (0, CANNOT):
+            raise RuntimeError(f"{done.stdout}{done.stderr}".strip()[-2000:])
+        result: Result = json.loads(done.stdout.splitlines()[-1])
+        if "cannot" in result:
+            return {"skipped": result["cannot"]}
+        return result
+
+    def _servers(self, rtt_ms: float) -> str:
+        if rtt_ms not in self._proxies:
+            servers = self._cluster.bootstrap_servers
+            self._proxies[rtt_ms] = self._stack.enter_context(delayed(servers, rtt_ms))
+        return self._proxies[rtt_ms]
+
+    # -- topics
+
+    def _topics(self, workload: Workload, case: Case) -> tuple[str, ...]:
+        if not workload.shared_topics:
+            return self._create(case)
+        if self._shared is None or self._shared[:2] != (workload.id, case):
+            self.forget_shared()
+            self._shared = (workload.id, case, self._create(case))
+        return self._shared[2]
+
+    def _create(self, case: Case) -> tuple[str, ...]:
+        names = tuple(f"{self._prefix}-{next(self._numbers)}" for _ in range(case.topics))
+        for name in names:
+            self._cluster.create_topic(name, partitions=case.partitions, timeout_s=300.0)
+        return names
+
+    def forget_shared(self) -> None:
+        """Deletes the topics of the last case that shared them."""
+        if self._shared is not None:
+            self._cluster.admin.delete_topics(*self._shared[2])
+            self._shared = None
+
+    def _stored(self, topics: tuple[str, ...]) -> int:
+        return sum(sum(self._cluster.end_offsets(t).values()) for t in topics)

@@ -1,0 +1,347 @@
+"""What is measured: the table of the workloads.
+
+A case is one point of a workload. Its fields are all that a measurement depends on, beside the
+peer: they go to the worker process, and into the results. What a case does not say is the
+same for all: acks=all, linger 5 ms, and each peer's own defaults.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+__all__ = [
+    "BASE_RECORDS",
+    "HEADLINE",
+    "LINGER_MS",
+    "WORKLOADS",
+    "Case",
+    "Load",
+    "Workload",
+    "headline",
+    "payloads",
+    "scaled",
+]
+
+#: flood    one task (or thread) enqueues all as fast as it can, then flushes
+#: burst    so many new tasks await one send each, again and again
+#: loop     so many tasks await one send after the other
+#: rate     records leave at fixed times, whatever became of those before (open loop)
+#: exhaust  so many tasks enqueue for some seconds, faster than the brokers take it
+#: many     `send_many` of a list
+#: rows     an Arrow table, row by row through enqueue
+#: table    an Arrow table by `send_table`
+Load: TypeAlias = Literal["flood", "burst", "loop", "rate", "exhaust", "many", "rows", "table"]
+
+#: Records of a case with 100-byte values; `--records` changes it, and the others in proportion.
+BASE_RECORDS = 300_000
+
+LINGER_MS = 5
+
+_KIB = 1024
+#: So many distinct values, or as many as fit in some megabytes, are sent in turn.
+_VALUES = 1000
+_VALUE_BYTES = 8 * _KIB * _KIB
+
+_TEXT = (
+    "account amount basket cancelled carrier change checkout city clicked country coupon created "
+    "currency customer delayed delivered device discount email event failed gate gift invoice item "
+    "language ledger loaded method mobile opened order origin paid parcel payment pending price "
+    "product quantity queued received refund region retry returned route scanned score seat "
+    "session shipped source started status stock store success tail ticket total updated user"
+)
+_WORDS = _TEXT.split()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One point of a workload. Sizes in bytes, `rate` in records/s, times as named."""
+
+    name: str
+    load: Load = "flood"
+    records: int = BASE_RECORDS
+    size: int = 100
+    topics: int = 1
+    partitions: int = 6
+    #: So many records in a row go to one partition, then to the next; 0: the peer chooses.
+    run_length: int = 0
+    #: The largest batch; 0: the peer's default.
+    batch_bytes: int = 0
+    tasks: int = 1
+    rate: int = 0
+    #: The longest that a load by time runs, and about how long one by records may.
+    seconds: float = 10.0
+    rtt_ms: float = 0.0
+    codec: str = "none"
+    idempotent: bool = True
+    headers: int = 0
+    #: Values are dicts, and are serialized as JSON by the peer's value serializer.
+    json: bool = False
+    #: The event loop's stalls are measured too, by a task that wakes each millisecond.
+    ticker: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether a peer can do it that only sends values to one topic."""
+        return not (self.run_length or self.headers or self.json or self.topics > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Some cases that guard one property, and the peers that are measured without `--peers`."""
+
+    id: str
+    title: str
+    guards: str
+    cases: tuple[Case, ...]
+    peers: tuple[str, ...]
+    #: What the plots and the page show of it first.
+    metric: str = "records_per_s"
+    remark: str = ""
+    #: Topics of a case are made once for all peers: making them takes longer than using them.
+    shared_topics: bool = field(default=False)
+
+
+ALL = (
+    "asyncproducer",
+    "asyncproducer-uvloop",
+    "asyncproducer-python",
+    "aiokafka",
+    "aiokafka-uvloop",
+    "confluent",
+    "confluent-aio",
+    "kafka-python",
+    "java",
+    "wire-replay",
+)
+_FLAT_OUT = ("asyncproducer", "asyncproducer-python", "aiokafka", "confluent", "java")
+_FEW = ("asyncproducer", "aiokafka", "confluent")
+_ASYNC = ("asyncproducer", "asyncproducer-python", "aiokafka")
+
+
+def _records_of(size: int) -> int:
+    """At most 100 MB a measurement."""
+    return min(BASE_RECORDS, 100_000_000 // size)
+
+
+def _concurrency() -> tuple[Case, ...]:
+    counts = (1, 10, 100, 1_000, 8_000, 50_000)
+    loads: tuple[tuple[Load, str], ...] = (("burst", "new tasks"), ("loop", "tasks in a loop"))
+    return tuple(
+        Case(name=f"{tasks:,} {what}", load=load, tasks=tasks, records=200_000)
+        for load, what in loads
+        for tasks in counts
+        if not (tasks == 1 and load == "burst")
+    )
+
+
+_W1 = tuple(Case(name=f"{n} partitions", partitions=n) for n in (1, 6, 16, 100))
+
+WORKLOADS: dict[str, Workload] = {
+    w.id: w
+    for w in (
+        Workload(
+            id="W1",
+            title="Enqueue loop, flat out, 100 B",
+            guards="the way of one record",
+            cases=_W1,
+            peers=ALL,
+        ),
+        Workload(
+            id="W2",
+            title="Sizes, flat out",
+            guards="what copying costs",
+            cases=tuple(
+                Case(name=name, size=size, records=_records_of(size))
+                for name, size in (
+                    ("1 kB", 1_000),
+                    ("10 kB", 10_000),
+                    ("100 kB", 100_000),
+                    ("900 kB", 900_000),
+                )
+            ),
+            peers=(*_FLAT_OUT, "wire-replay"),
+        ),
+        Workload(
+            id="W3",
+            title="Tasks that await their own send, 100 B",
+            guards="the cost of a record does not grow with the number of tasks",
+            cases=_concurrency(),
+            peers=(
+                *_ASYNC,
+                "asyncproducer-uvloop",
+                "aiokafka-uvloop",
+                "confluent-aio",
+                "wire-replay",
+            ),
+            remark="A single task in a loop is the lone awaited send; its wire-replay is the bare "
+            "round trip of a Produce request with one record. Latencies in a loop begin with the "
+            "call. aiokafka is left out above 8,000 tasks: its cost grows with their square.",
+        ),
+        Workload(
+            id="W4",
+            title="Fixed rates, 100 B (open loop)",
+            guards="latency, lingering included, from intended send times",
+            cases=tuple(
+                Case(name=f"{rate:,}/s", load="rate", rate=rate, records=rate * 10, ticker=True)
+                for rate in (100, 1_000, 10_000, 50_000)
+            ),
+            peers=(*_ASYNC, "confluent", "confluent-aio", "kafka-python"),
+            metric="p99_ms",
+            remark="Records are dispatched about once a millisecond, for all alike.",
+        ),
+        Workload(
+            id="W5",
+            title="Round-trip times, 1 kB, flat out",
+            guards="pipelining",
+            cases=tuple(
+                Case(name=f"{rtt} ms", rtt_ms=rtt, size=1_000, records=100_000)
+                for rtt in (1, 5, 20, 100)
+            ),
+            peers=_FLAT_OUT,
+            remark="A proxy on this machine holds each request and answer back by half the time.",
+        ),
+        Workload(
+            id="W6",
+            title="Codecs at their default levels, 1 kB, flat out",
+            guards="the loop stays free while batches are compressed",
+            cases=tuple(
+                Case(name=codec, codec=codec, size=1_000, records=100_000, ticker=True)
+                for codec in ("none", "gzip", "snappy", "lz4", "zstd")
+            ),
+            peers=_FLAT_OUT,
+            remark="Stalls are those of a loop on which one task enqueues without a pause.",
+        ),
+        Workload(
+            id="W7",
+            title="Idempotent or not, 100 B, flat out",
+            guards="what idempotence costs",
+            cases=(
+                Case(name="idempotent"),
+                Case(name="not idempotent", idempotent=False),
+            ),
+            peers=_FLAT_OUT,
+            remark="Transactions are not measured: this producer has none yet.",
+        ),
+        Workload(
+            id="W8",
+            title="Many topics and partitions at equal batch fill, 100 B",
+            guards="no cost per partition that has nothing to send",
+            cases=(
+                Case(name="1 topic, 6 partitions", run_length=140, batch_bytes=16_384),
+                Case(
+                    name="1,000 topics",
+                    topics=1_000,
+                    partitions=1,
+                    run_length=140,
+                    batch_bytes=16_384,
+                ),
+                Case(
+                    name="10,000 partitions (10 topics)",
+                    # A controller makes fewer than 10,000 partitions in one request.
+                    topics=10,
+                    partitions=1_000,
+                    run_length=140,
+                    batch_bytes=16_384,
+                ),
+            ),
+            peers=_FEW,
+            shared_topics=True,
+            remark="140 records in a row fill a batch of 16 KiB, the next 140 go to the next "
+            "partition: so batches are equally full, however many partitions there are.",
+        ),
+        Workload(
+            id="W11",
+            title="Faster than the brokers: the buffer is full for 10 s, 1 kB",
+            guards="memory stays within buffer_memory, nobody starves",
+            cases=(
+                Case(
+                    name="100 tasks",
+                    load="exhaust",
+                    tasks=100,
+                    size=1_000,
+                    # Far brokers: whatever this machine can do, the buffer fills.
+                    rtt_ms=100,
+                    ticker=True,
+                ),
+            ),
+            peers=_ASYNC,
+            metric="rss_growth_mib",
+            remark="buffer_memory is 32 MiB here, the default. Fairness: records of the task that "
+            "got most by those of the one that got least. aiokafka bounds no memory, but one "
+            "batch per partition.",
+        ),
+        Workload(
+            id="W12",
+            title="Headers and serializers, 100 B, flat out",
+            guards="what a record costs beside its value",
+            cases=(
+                Case(name="no headers"),
+                Case(name="3 headers", headers=3),
+                Case(name="20 headers", headers=20, records=100_000),
+                Case(name="JSON serializer", json=True),
+            ),
+            peers=("asyncproducer", "asyncproducer-python", "aiokafka", "confluent"),
+            remark="All peers serialize with asyncproducer.serializers.json_serializer.",
+        ),
+        Workload(
+            id="W14",
+            title="Lists and Arrow tables, 100 B",
+            guards="bulk sending costs less than a loop",
+            cases=(
+                Case(name="enqueue, list"),
+                Case(name="send_many, list", load="many"),
+                Case(name="enqueue, Arrow rows with keys", load="rows"),
+                Case(name="send_table, Arrow with keys", load="table"),
+            ),
+            peers=("asyncproducer", "asyncproducer-python", "aiokafka", "confluent"),
+            metric="cpu_us_per_record",
+        ),
+    )
+}
+
+HEADLINE = "headline"
+
+
+def headline() -> Workload:
+    """W1 with 6 partitions and all peers: what is measured without arguments."""
+    return replace(WORKLOADS["W1"], id=HEADLINE, cases=(_W1[1],))
+
+
+def scaled(case: Case, records: int, *, size: int | None = None, quick: bool = False) -> Case:
+    """The case with `records` where it had BASE_RECORDS; `quick` shortens what goes by time."""
+    if size is not None:
+        case = replace(case, size=size)
+    case = replace(case, records=max(1, case.records * records // BASE_RECORDS))
+    if not quick:
+        return case
+    tasks = min(case.tasks, 1_000)
+    return replace(case, seconds=1.0, tasks=tasks, records=min(case.records, case.rate or 10**9))
+
+
+@functools.cache  # making them takes time, and is no part of a measurement
+def payloads(case: Case) -> list[bytes]:
+    """The values that are sent in turn: JSON of words and numbers, the same in each process.
+
+    gzip makes about a third of 1,000 of them with 1 kB (report.py tells the exact figure).
+    """
+    rng = random.Random(case.size)
+    count = max(4, min(_VALUES, _VALUE_BYTES // case.size))
+    return [_payload(rng, case.size) for _ in range(count)]
+
+
+def _payload(rng: random.Random, size: int) -> bytes:
+    text = f'{{"id":{rng.randrange(10**6)},"text":"'
+    closing = '"}'
+    if size < len(text) + len(closing):
+        return b"7" * size  # JSON as well: a number
+    words: list[str] = []
+    missing = size - len(text) - len(closing)
+    while missing > 0:
+        word = rng.choice(_WORDS) if rng.random() < 0.7 else str(rng.randrange(10**5))
+        word = f"{word} "[:missing]
+        words.append(word)
+        missing -= len(word)
+    return f"{text}{''.join(words)}{closing}".encode()

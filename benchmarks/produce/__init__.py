@@ -1,1 +1,0 @@
-"""Acknowledged records per second, beside other producers, on real Kafka."""
