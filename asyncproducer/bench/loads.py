@@ -6,7 +6,6 @@ import asyncio
 import functools
 import math
 import os
-import resource
 import sys
 import time
 from array import array
@@ -55,6 +54,8 @@ def peak_rss_mib() -> float:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
     except OSError:
+        import resource  # not on Windows, and only needed where there is no /proc
+
         unit = 2**20 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 

@@ -91,15 +91,13 @@ def measurements(plan: Plan) -> list[Measurement]:
 
 def facts(plan: Plan) -> dict[str, Any]:
     """Where and of what the figures are."""
-    import psutil
-
     sample = b"".join(payloads(Case(name="", size=1_000)))
     return {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "machine": platform.platform(),
         "cpus": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "asyncproducer": asyncproducer.__version__,
         "linger_ms": LINGER_MS,
         "rounds": plan.rounds,
