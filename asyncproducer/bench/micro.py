@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import struct
 import sys
 from collections.abc import Callable
@@ -92,7 +93,10 @@ def decode(loops: int) -> None:
 
 
 def enqueue(loops: int) -> None:
-    """`await producer.enqueue()` of a record of 100 bytes, into a batch that is open."""
+    """`await producer.enqueue()` of a record of 100 bytes, into a batch that is open.
+
+    Ends the process: it must be the last operation.
+    """
     from asyncproducer.producer import Producer
     from asyncproducer.testing import EmbeddedCluster, MemoryNetwork, clock
 
@@ -111,6 +115,8 @@ def enqueue(loops: int) -> None:
             await producer.enqueue("topic", _VALUE)
             for _ in range(loops):
                 await producer.enqueue("topic", _VALUE)
+            # To close it would send them all, and the broker here would read each of them.
+            os._exit(0)
 
     clock.run(scenario())
 

@@ -130,14 +130,21 @@ def _concurrency() -> tuple[Case, ...]:
     counts = (1, 10, 100, 1_000, 8_000, 50_000)
     loads: tuple[tuple[Load, str], ...] = (("burst", "new tasks"), ("loop", "tasks in a loop"))
     return tuple(
-        Case(name=f"{tasks:,} {what}", load=load, tasks=tasks, records=200_000)
+        Case(
+            name=f"{tasks:,} {what}" if tasks > 1 else "1 task",
+            load=load,
+            tasks=tasks,
+            records=200_000,
+        )
         for load, what in loads
         for tasks in counts
         if not (tasks == 1 and load == "burst")
     )
 
 
-_W1 = tuple(Case(name=f"{n} partitions", partitions=n) for n in (1, 6, 16, 100))
+_W1 = tuple(
+    Case(name=f"{n} partition{'s' if n > 1 else ''}", partitions=n) for n in (1, 6, 16, 100)
+)
 
 WORKLOADS: dict[str, Workload] = {
     w.id: w

@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
     what = parser.add_argument_group("what is measured")
     what.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="W", help="see below")
     what.add_argument(
-        "--cases", nargs="+", metavar="TEXT", help="only cases with one of these in their names"
+        "--cases", nargs="+", metavar="TEXT", help="only cases whose names begin with one of these"
     )
     what.add_argument(
         "--peers", nargs="+", choices=PEERS, metavar="PEER", help=f"of {', '.join(PEERS)}"
@@ -151,8 +151,9 @@ def _plan(options: argparse.Namespace) -> Plan:
 
     workloads = [WORKLOADS[name] for name in options.workloads or ()] or [headline()]
     if options.cases:
+        prefixes = tuple(options.cases)
         workloads = [
-            dataclasses.replace(w, cases=tuple(c for c in w.cases if _named(c.name, options.cases)))
+            dataclasses.replace(w, cases=tuple(c for c in w.cases if c.name.startswith(prefixes)))
             for w in workloads
         ]
     return Plan(
@@ -164,10 +165,6 @@ def _plan(options: argparse.Namespace) -> Plan:
         quick=options.quick,
         bootstrap_servers=options.bootstrap_servers,
     )
-
-
-def _named(name: str, texts: list[str]) -> bool:
-    return any(text in name for text in texts)
 
 
 def _command() -> str:

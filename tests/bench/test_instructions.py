@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from asyncproducer.bench import instructions, micro
+
+
+def test_an_operation_is_the_difference_of_two_numbers_of_it() -> None:
+    runs = [{"a": 10, "b": 10}, {"a": 30, "b": 10}, {"a": 10, "b": 30}, {"c": 5}, {"c": 15}]
+    totals = [1000, 1400, 1100, 7000, 8000]
+    assert instructions.per_operation(runs, totals) == {"a": 20.0, "b": 5.0, "c": 100.0}
+
+
+def test_more_than_five_percent_more_is_a_problem_and_less_is_none() -> None:
+    baseline = {"a": 100.0, "b": 100.0, "c": 100.0}
+    assert instructions.compare({"a": 105.0, "b": 100.0, "c": 50.0}, baseline) == []
+    assert instructions.compare({"a": 106.0}, baseline) == [
+        "a: 106.0 instructions, 6.0% more than the 100.0 of the baseline (at most 5% are allowed)"
+    ]
+
+
+def test_an_operation_without_a_baseline_is_a_problem() -> None:
+    assert instructions.compare({"new": 7.0}, {}) == [
+        "new: 7.0 instructions, and no baseline for it"
+    ]
+
+
+def test_an_update_leaves_the_baselines_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "results" / "instructions.json"
+    assert instructions.read(file) == {}
+    for key, number in (("one", 1.0), ("other", 2.0), ("one", 3.0)):
+        monkeypatch.setattr(instructions, "baseline_key", lambda key=key: key)
+        instructions.update(file, {"a": number})
+    assert instructions.read(file) == {"one": {"a": 3.0}, "other": {"a": 2.0}}
+
+
+def test_without_valgrind_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(instructions.ValgrindMissing, match="counted by valgrind, which is not on"):
+        instructions.count()
+
+
+@pytest.mark.parametrize("name", [n for n in micro.OPERATIONS if n != "enqueue"])
+def test_each_operation_runs(name: str) -> None:
+    micro.OPERATIONS[name](2)
+
+
+def test_enqueue_runs_and_ends_its_process_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ended(BaseException):
+        pass
+
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(Ended):
+        micro.enqueue(2)
+
+
+def test_every_operation_is_counted() -> None:
+    assert {name for loops in instructions._LOOPS for name in loops} == set(micro.OPERATIONS)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from asyncproducer.bench.loads import LOADS, percentile, values_of, warm_up
+from asyncproducer.bench.peers import Job, Peer, Result, Send
+from asyncproducer.bench.workloads import Case, payloads
+
+
+class Recorder:
+    """A producer that keeps what it is given, and acknowledges at once."""
+
+    version = "1"
+
+    def __init__(self, *, blocking: bool) -> None:
+        self.blocking = blocking
+        self.got: list[tuple[str, int | None, Any]] = []
+        self.headers: Any = None
+        self.flushed = 0
+
+    async def start(self, job: Job) -> None:
+        raise NotImplementedError
+
+    def enqueue_to(
+        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
+    ) -> Send:
+        self.headers = headers
+        return self._plain_or_not(lambda value: self.got.append((topic, partition, value)))
+
+    def _plain_or_not(self, function: Callable[..., None]) -> Send:
+        async def later(*given: Any) -> None:
+            await asyncio.sleep(0)
+            function(*given)
+
+        return function if self.blocking else later
+
+    def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
+        return self.enqueue_to(topic, None, None)
+
+    def watch(self, topic: str) -> Callable[[Any, Callable[[], object]], Any]:
+        def enqueue(value: Any, done: Callable[[], object]) -> None:
+            self.got.append((topic, None, value))
+            done()
+
+        return self._plain_or_not(enqueue)
+
+    def serve(self, seconds: float) -> None:
+        pass
+
+    async def flush(self) -> None:
+        self.flushed += 1
+
+    async def stop(self) -> None:
+        raise NotImplementedError
+
+    def statistics(self) -> Result:
+        return {}
+
+
+def job(case: Case) -> Job:
+    return Job("x", "", tuple(f"t{n}" for n in range(case.topics)), case)
+
+
+async def run(peer: Peer, case: Case) -> Result:
+    return await LOADS[case.load](peer, job(case))
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = list(range(1, 1001))
+    assert [percentile(values, p) for p in (0.5, 0.99, 0.999, 1.0)] == [500, 990, 999, 1000]
+    assert percentile([7], 0.999) == percentile([7], 0.5) == 7
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_a_flood_sends_all_and_flushes(blocking: bool) -> None:
+    peer = Recorder(blocking=blocking)
+    case = Case(name="x", records=1500, headers=2, ticker=True)
+    result = await run(peer, case)
+    assert [value for _, _, value in peer.got] == [payloads(case)[n % 1000] for n in range(1500)]
+    assert (result["records"], peer.flushed, len(peer.headers)) == (1500, 1, 2)
+    assert ("stall_p999_ms" in result) == (not blocking)
+
+
+async def test_runs_go_from_partition_to_partition_and_from_topic_to_topic() -> None:
+    peer = Recorder(blocking=True)
+    await run(peer, Case(name="x", records=9, topics=2, partitions=2, run_length=2))
+    assert [place for *place, _ in peer.got] == [
+        *(["t0", 0], ["t0", 0], ["t0", 1], ["t0", 1]),
+        *(["t1", 0], ["t1", 0], ["t1", 1], ["t1", 1]),
+        ["t0", 0],
+    ]
+
+
+async def test_a_tenth_is_the_warm_up() -> None:
+    peer = Recorder(blocking=True)
+    assert await warm_up(peer, job(Case(name="x", records=500))) == len(peer.got) == 50
+
+
+async def test_bursts_and_loops_send_what_they_report() -> None:
+    for load in ("burst", "loop"):
+        peer = Recorder(blocking=False)
+        result = await run(peer, Case(name="x", load=load, records=100, tasks=10))
+        assert result["records"] == len(peer.got) == 100
+        assert ("p50_ms" in result) == (load == "loop")
+
+
+async def test_an_open_loop_ends_when_all_have_their_end() -> None:
+    for blocking in (True, False):
+        peer = Recorder(blocking=blocking)
+        case = Case(name="x", load="rate", rate=100_000, records=200, ticker=True)
+        result = await run(peer, case)
+        assert result["records"] == len(peer.got) == 200
+        assert result["p999_ms"] >= result["p50_ms"] >= 0
+        assert peer.flushed == 0
+
+
+async def test_greedy_tasks_stop_in_time_and_are_compared() -> None:
+    peer = Recorder(blocking=False)
+    case = Case(name="x", load="exhaust", tasks=3, seconds=0.01)
+    result = await run(peer, case)
+    assert result["records"] == len(peer.got) > 0
+    assert result["most_by_least_records"] >= 1
+
+
+def test_documents_are_sent_where_a_serializer_is_measured() -> None:
+    document = next(values_of(Case(name="x", json=True)))
+    assert set(document) == {"id", "text"}
+
+
+async def test_bulk_sending_that_is_not_there_is_said_to_be_missing() -> None:
+    class Old:
+        producer = object()
+
+    with pytest.raises(NotImplementedError, match="this version has no send_many"):
+        await LOADS["many"](Old(), job(Case(name="x", load="many")))  # type: ignore[arg-type]

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from asyncproducer.bench import running
+from asyncproducer.bench.running import Measurement, Plan, measurements, rotated
+from asyncproducer.bench.workloads import WORKLOADS, Case, Workload, headline
+
+
+def test_each_peer_is_first_in_some_round() -> None:
+    peers = ["a", "b", "c"]
+    assert [rotated(peers, n)[0] for n in range(4)] == ["a", "b", "c", "a"]
+    assert rotated(peers, 1) == ["b", "c", "a"]
+
+
+def test_all_rounds_of_a_case_come_before_the_next_case() -> None:
+    plan = Plan((WORKLOADS["W7"],), peers=("asyncproducer", "aiokafka"), rounds=2, records=3000)
+    found = [(m.case.name, m.round, m.peer) for m in measurements(plan)]
+    assert found == [
+        ("idempotent", 0, "asyncproducer"),
+        ("idempotent", 0, "aiokafka"),
+        ("idempotent", 1, "aiokafka"),
+        ("idempotent", 1, "asyncproducer"),
+        ("not idempotent", 0, "asyncproducer"),
+        ("not idempotent", 0, "aiokafka"),
+        ("not idempotent", 1, "aiokafka"),
+        ("not idempotent", 1, "asyncproducer"),
+    ]
+
+
+def test_who_cannot_do_a_case_has_no_measurement_of_it() -> None:
+    assert measurements(Plan((WORKLOADS["W12"],), peers=("java",))) != []
+    assert {m.case.name for m in measurements(Plan((WORKLOADS["W12"],), peers=("java",)))} == {
+        "no headers"
+    }
+    assert measurements(Plan((WORKLOADS["W11"],), peers=("java",))) == []
+
+
+class Cluster:
+    """Stands in for KafkaCluster: topics that somebody has filled."""
+
+    bootstrap_servers = "nowhere:1"
+
+    def __init__(self, stored: int) -> None:
+        self.stored = stored
+        self.topics: list[str] = []
+        self.admin = self
+
+    def create_topic(self, name: str, **_: Any) -> None:
+        self.topics.append(name)
+
+    def delete_topics(self, *names: str) -> None:
+        self.topics = [t for t in self.topics if t not in names]
+
+    def end_offsets(self, topic: str) -> dict[int, int]:
+        assert topic in self.topics
+        return {0: self.stored}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What workers answer, in their order; and afterwards, the jobs that they were given."""
+    answers: list[Any] = []
+
+    def worker(self: Any, measurement: Measurement, topics: tuple[str, ...]) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(running._Bench, "_worker", worker)
+    return answers
+
+
+def measure(cluster: Any, workload: Workload | None = None) -> Any:
+    case = Case(name="x", records=10)
+    with ExitStack() as stack:
+        bench = running._Bench(cluster, stack)
+        return bench.measure(Measurement(workload or headline(), case, "asyncproducer", 0))
+
+
+def test_records_that_are_not_in_the_log_make_it_an_error(told: list[Any]) -> None:
+    cluster = Cluster(stored=9)
+    told.append({"sent": 10, "records_per_s": 1e9})
+    assert measure(cluster) == {"error": "10 records were sent, 9 are in the log"}
+    told.append({"sent": 9, "records_per_s": 1})
+    assert measure(cluster) == {"sent": 9, "records_per_s": 1}
+
+
+def test_a_worker_that_fails_is_told_and_its_topic_is_deleted(told: list[Any]) -> None:
+    cluster = Cluster(stored=0)
+    told.append(RuntimeError("no module named so"))
+    assert measure(cluster) == {"error": "no module named so"}
+    assert cluster.topics == []
+
+
+def test_what_a_peer_cannot_do_is_not_looked_up_in_the_log(told: list[Any]) -> None:
+    told.append({"skipped": "this version has no send_table"})
+    assert measure(Cluster(stored=0)) == {"skipped": "this version has no send_table"}
+
+
+def test_shared_topics_are_made_once_and_only_what_is_new_counts(told: list[Any]) -> None:
+    cluster = Cluster(stored=4)
+
+    class Growing(Cluster):
+        def end_offsets(self, topic: str) -> dict[int, int]:
+            self.stored += 5
+            return super().end_offsets(topic)
+
+    cluster = Growing(stored=0)
+    workload = dataclasses.replace(headline(), shared_topics=True)
+    case = Case(name="x")
+    with ExitStack() as stack:
+        bench = running._Bench(cluster, stack)  # type: ignore[arg-type] # stands in for it
+        for _ in range(2):
+            told.append({"sent": 5})
+            assert bench.measure(Measurement(workload, case, "aiokafka", 0)) == {"sent": 5}
+        assert len(cluster.topics) == 1
+        bench.forget_shared()
+    assert cluster.topics == []

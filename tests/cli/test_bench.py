@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncproducer.bench import instructions
+from asyncproducer.cli import main
+
+
+@pytest.fixture
+def broker() -> Iterator[str]:
+    """The address of an embedded broker in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "asyncproducer", "broker", "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONASYNCIODEBUG": ""},
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().removeprefix("listening on ").strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="memory is read as Unix tells it")
+def test_it_measures_what_can_be_measured_anywhere(
+    broker: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "")  # it is set for the run, and then restored
+    file = tmp_path / "results.json"
+    status = main(
+        [
+            *("bench", "--quick", "--records", "300"),
+            *("--workloads", "W1", "W5", "--cases", "6 partitions", "1 ms"),
+            *("--peers", "asyncproducer-python", "wire-replay"),
+            *("--bootstrap-servers", broker, "--json", str(file)),
+        ]
+    )
+    told = capsys.readouterr()
+    assert status == 0, told
+    assert "W1 round 1 6 partitions, asyncproducer-python: " in told.out
+    assert "| 1 ms | wire-replay |" in told.out
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert [(r["case"], r["peer"]) for r in document["results"]] == [
+        ("6 partitions", "asyncproducer-python"),
+        ("6 partitions", "wire-replay"),
+        ("1 ms", "asyncproducer-python"),
+        ("1 ms", "wire-replay"),
+    ]
+    assert [r["sent"] for r in document["results"]] == [330, 330, 110, 110]
+    # The replay's batches are like ours were.
+    ours, replay = document["results"][:2]
+    assert replay["batch_bytes"] == ours["batch_bytes"]
+
+
+def test_a_page_is_made_of_results_without_measuring(tmp_path: Path) -> None:
+    numbers = {"workload": "W1", "case": "6 partitions", "round": 1, "version": "1"}
+    results = [
+        {**numbers, "peer": "asyncproducer", "records_per_s": 100.0},
+        {**numbers, "peer": "confluent", "records_per_s": 400.0},
+    ]
+    document = {"command": "asyncproducer bench", "facts": {"cpus": 2}, "results": results}
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    page = tmp_path / "README.md"
+    page.write_text("<!-- results -->\n<!-- end -->\n", encoding="utf-8")
+    assert main(["bench", "--results", str(file), "--page", str(page)]) == 0
+    assert "- W1, 6 partitions: confluent has 400 records/s, 4.00 times better" in page.read_text(
+        encoding="utf-8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--workloads", "W99"], "invalid choice: 'W99'"),
+        (["--peers", "nobody"], "invalid choice: 'nobody'"),
+        (["--rounds", "0"], "0 is less than 1"),
+        (["--bootstrap-servers", "host:port"], "host:port"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", *arguments])
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_cases_that_nobody_can_do_are_told_before_anything_is_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "--workloads", "W11", "--peers", "java"]) == 1
+    assert "there is nothing to do" in capsys.readouterr().err
+
+
+def test_missing_packages_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def without_rich(name: str, *rest: Any) -> Any:
+        if name.startswith("rich"):
+            raise ImportError("No module named 'rich'")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    assert main(["bench"]) == 2
+    assert 'pip install "asyncproducer[bench]"' in capsys.readouterr().err
+
+
+def test_more_instructions_than_the_baseline_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "instructions.json"
+    arguments = ["bench", "--instructions", "--baseline", str(file)]
+    counted = {"append": 100.0}
+    monkeypatch.setattr(instructions, "count", lambda: counted)
+    assert main(arguments) == 1
+    assert "has no baseline of " in capsys.readouterr().err
+    assert main([*arguments, "--update"]) == 0
+    assert main(arguments) == 0
+    counted["append"] = 120.0
+    capsys.readouterr()
+    assert main(arguments) == 1
+    assert "20.0% more than the 100.0 of the baseline" in capsys.readouterr().err
