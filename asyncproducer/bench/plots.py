@@ -23,6 +23,7 @@ def draw(document: Mapping[str, Any], directory: Path) -> list[Path]:
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "asyncproducer"
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: small, and can be searched for
     found = rows(document["results"])
     return [
         _draw(name, [row for row in found if row.workload == name], document, directory)
@@ -54,11 +55,13 @@ def _draw(name: str, found: Sequence[Row], document: Mapping[str, Any], director
             axes.barh([place] * len(points), middle, xerr=spread)
         else:
             x = [at for at, _ in points]
-            axes.errorbar(x, middle, yerr=spread, label=peer, marker="o", capsize=3)
+            # The line only leads the eye: cases are points.
+            axes.errorbar(x, middle, yerr=spread, label=peer, marker="o", linestyle=":", capsize=3)
     if len(cases) == 1:
         axes.set_yticks(range(len(peers)), peers)
         axes.invert_yaxis()
         axes.set_xlabel(metric.title)
+        axes.xaxis.set_major_formatter("{x:,.10g}")
     else:
         axes.set_xticks(range(len(cases)), cases, rotation=20, ha="right")
         axes.set_yscale("log")

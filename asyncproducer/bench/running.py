@@ -41,7 +41,7 @@ __all__ = ["Measurement", "Plan", "facts", "measurements", "rotated", "run"]
 #: The longest that a measurement may take, its process's start included.
 _TIMEOUT_S = 600.0
 
-_WARM_UP = Case(name="warm-up", records=BASE_RECORDS // 3)
+_WARM_UP = Case(name="warm-up", records=BASE_RECORDS // 5)
 
 
 @dataclass(frozen=True)

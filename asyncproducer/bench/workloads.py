@@ -35,8 +35,8 @@ __all__ = [
 #: table    an Arrow table by `send_table`
 Load: TypeAlias = Literal["flood", "burst", "loop", "rate", "exhaust", "many", "rows", "table"]
 
-#: Records of a case with 100-byte values; `--records` changes it, and the others in proportion.
-BASE_RECORDS = 300_000
+#: Records of most cases with 100-byte values; `--records` changes it, and the others in proportion.
+BASE_RECORDS = 1_000_000
 
 LINGER_MS = 5
 
@@ -128,7 +128,7 @@ def _records_of(size: int) -> int:
 
 def _concurrency() -> tuple[Case, ...]:
     counts = (1, 10, 100, 1_000, 8_000, 50_000)
-    loads: tuple[tuple[Load, str], ...] = (("burst", "new tasks"), ("loop", "tasks in a loop"))
+    loads: tuple[tuple[Load, str], ...] = (("loop", "tasks in a loop"), ("burst", "new tasks"))
     return tuple(
         Case(
             name=f"{tasks:,} {what}" if tasks > 1 else "1 task",
@@ -207,8 +207,9 @@ WORKLOADS: dict[str, Workload] = {
                 Case(name=f"{rtt} ms", rtt_ms=rtt, size=1_000, records=100_000)
                 for rtt in (1, 5, 20, 100)
             ),
-            peers=_FLAT_OUT,
-            remark="A proxy on this machine holds each request and answer back by half the time.",
+            peers=(*_FLAT_OUT, "wire-replay"),
+            remark="A proxy on this machine holds each request and answer back by half the time. "
+            "The wire replay goes through it as well: nobody can be faster than the proxy.",
         ),
         Workload(
             id="W6",
@@ -237,11 +238,17 @@ WORKLOADS: dict[str, Workload] = {
             title="Many topics and partitions at equal batch fill, 100 B",
             guards="no cost per partition that has nothing to send",
             cases=(
-                Case(name="1 topic, 6 partitions", run_length=140, batch_bytes=16_384),
+                Case(
+                    name="1 topic, 6 partitions",
+                    records=300_000,
+                    run_length=140,
+                    batch_bytes=16_384,
+                ),
                 Case(
                     name="1,000 topics",
                     topics=1_000,
                     partitions=1,
+                    records=300_000,
                     run_length=140,
                     batch_bytes=16_384,
                 ),
@@ -250,6 +257,7 @@ WORKLOADS: dict[str, Workload] = {
                     # A controller makes fewer than 10,000 partitions in one request.
                     topics=10,
                     partitions=1_000,
+                    records=300_000,
                     run_length=140,
                     batch_bytes=16_384,
                 ),
@@ -285,10 +293,10 @@ WORKLOADS: dict[str, Workload] = {
             title="Headers and serializers, 100 B, flat out",
             guards="what a record costs beside its value",
             cases=(
-                Case(name="no headers"),
-                Case(name="3 headers", headers=3),
-                Case(name="20 headers", headers=20, records=100_000),
-                Case(name="JSON serializer", json=True),
+                Case(name="no headers", records=300_000),
+                Case(name="3 headers", headers=3, records=300_000),
+                Case(name="20 headers", headers=20, records=300_000),
+                Case(name="JSON serializer", json=True, records=300_000),
             ),
             peers=("asyncproducer", "asyncproducer-python", "aiokafka", "confluent"),
             remark="All peers serialize with asyncproducer.serializers.json_serializer.",

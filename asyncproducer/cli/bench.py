@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> None:
         "--records",
         type=positive,
         default=BASE_RECORDS,
-        help="in a case with 100-byte values, others in proportion; default: %(default)s",
+        help="of W1, the other cases in proportion; default: %(default)s",
     )
     what.add_argument("--size", type=positive, help="bytes of a value, instead of each case's own")
     what.add_argument(
@@ -160,7 +160,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         workloads=tuple(workloads),
         peers=None if options.peers is None else tuple(options.peers),
         rounds=1 if options.quick else options.rounds,
-        records=min(options.records, BASE_RECORDS // 30) if options.quick else options.records,
+        records=min(options.records, BASE_RECORDS // 100) if options.quick else options.records,
         size=options.size,
         quick=options.quick,
         bootstrap_servers=options.bootstrap_servers,

@@ -51,7 +51,7 @@ def test_who_cannot_do_what() -> None:
 
 
 def test_records_are_scaled_in_proportion() -> None:
-    assert scaled(Case(name="", records=BASE_RECORDS // 3), 3000).records == 1000
+    assert scaled(Case(name="", records=BASE_RECORDS // 4), 4000).records == 1000
     assert scaled(Case(name="", records=10), 3000).records == 1
     assert scaled(Case(name="", size=100), BASE_RECORDS, size=200).size == 200
 

@@ -74,7 +74,8 @@ def command(job: Job, payload_file: Path, records: int, warm_up: int) -> list[st
 def measure(job: Job) -> Result:
     """See worker.py. The CPU is that of a whole run less that of one that only warms up:
     the start of the JVM is no part of it."""
-    records, warm_up = job.case.records, max(1, job.case.records // 10)
+    # Its compiler needs more than the others' tenth until it has seen the hot code often enough.
+    records, warm_up = job.case.records, max(1, job.case.records // 2)
     java = find_java(os.environ)
     jars = os.pathsep.join(map(str, kafka_jars(DEFAULT_VERSION, _TOOLS)))
     with tempfile.TemporaryDirectory() as directory:
