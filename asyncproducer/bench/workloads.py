@@ -122,8 +122,8 @@ _ASYNC = ("asyncproducer", "asyncproducer-python", "aiokafka")
 
 
 def _records_of(size: int) -> int:
-    """At most 100 MB a measurement."""
-    return min(BASE_RECORDS, 100_000_000 // size)
+    """At most 300 MB a measurement."""
+    return min(BASE_RECORDS, 300_000_000 // size)
 
 
 def _concurrency() -> tuple[Case, ...]:
@@ -216,8 +216,15 @@ WORKLOADS: dict[str, Workload] = {
             title="Codecs at their default levels, 1 kB, flat out",
             guards="the loop stays free while batches are compressed",
             cases=tuple(
-                Case(name=codec, codec=codec, size=1_000, records=100_000, ticker=True)
-                for codec in ("none", "gzip", "snappy", "lz4", "zstd")
+                # Some seconds: of a thousand ticks, one is above the 99.9th percentile.
+                Case(name=codec, codec=codec, size=1_000, records=records, ticker=True)
+                for codec, records in (
+                    ("none", 500_000),
+                    ("gzip", 150_000),
+                    ("snappy", 500_000),
+                    ("lz4", 500_000),
+                    ("zstd", 500_000),
+                )
             ),
             peers=_FLAT_OUT,
             remark="Stalls are those of a loop on which one task enqueues without a pause.",
