@@ -90,6 +90,11 @@ class TableResult:
         """
         return arrow.errors_table(self._errors())
 
+    def _look(self) -> None:
+        """Somebody hears of what failed, if not of each row."""
+        for _, part in self._failed_parts:
+            part.look()
+
     def _errors(self) -> Iterator[tuple[int, Exception, Any, Any]]:
         for first, part in self._failed_parts:
             for row in part.failures():
@@ -293,7 +298,7 @@ class Sending:
         if alike and self._repeated is not None and self._repeated[1] is error:
             return self._repeated[0]
         fresh = again(error)
-        fresh.args = (f"as with an earlier record of this send_many: {error}",)
+        fresh.args = (f"as with an earlier record of this call: {error}",)
         self._repeated = (fresh, error)
         return fresh
 

@@ -658,7 +658,7 @@ class Intake:
             if state is None or not state.known or rows.size > self._certain_size:
                 break
             place = rows.partition
-            if place >= state.partition_count:
+            if place >= state.partition_count or state.partition_count == 0:
                 break
             if place < 0 and rows.key_size >= 0 and self._hash_keys:
                 place = rows.key_partition(state.partition_count)

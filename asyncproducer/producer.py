@@ -818,6 +818,7 @@ class Producer(Generic[K, V]):
         )
         result = await self._sending().table(columns.tables(reader))
         if raise_on_error and result.acknowledged < len(result):
+            result._look()
             errors = list(islice(result._errors(), _ERRORS_RAISED))
             group = BatchDeliveryError(
                 f"{len(result) - result.acknowledged} of {len(result)} rows were not acknowledged; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -571,6 +572,22 @@ async def test_a_million_rows_for_a_topic_that_is_not_there_share_their_error(
     failed = caught.value.result.failed
     assert [row for row, _ in failed] == [*range(10_000)]
     assert len({id(error) for _, error in failed}) == 2
+
+
+async def test_what_was_raised_is_not_logged_as_something_that_nobody_looked_at(
+    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = pa.table({"value": [bytes(10)] * 500})
+    cluster.inject("produce", error="INVALID_RECORD", times=None)
+    async with new_producer() as producer:
+        with pytest.raises(BatchDeliveryError):
+            await producer.send_table("t", table)
+    gc.collect()
+    assert "nobody looked" not in caplog.text
+    async with new_producer() as producer:
+        await producer.send_table("t", table, raise_on_error=False)
+    gc.collect()
+    assert "500 of 500 records to t-0 were not delivered and nobody looked" in caplog.text
 
 
 async def test_splits_keep_the_counts(cluster: EmbeddedCluster, new_producer: New) -> None:

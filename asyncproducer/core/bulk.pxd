@@ -53,6 +53,7 @@ cdef class Rows:
     cdef int[::1] _indexes
     cdef Py_ssize_t _ended
     cdef set _seen
+    cdef bint _all_seen
 
     cpdef bint read(self, Py_ssize_t row) except -1
     cpdef tuple fields(self)
@@ -71,6 +72,8 @@ cdef class Rows:
     cpdef bint failed(self, Py_ssize_t row) except -1
     @cython.locals(delivery=Delivery, outcome=Outcome, slot=Py_ssize_t)
     cpdef tuple error(self, Py_ssize_t row)
+    @cython.locals(outcome=Outcome)
+    cpdef object look(self)
     cpdef object result(self, Py_ssize_t row)
     @cython.locals(
         outcome=Outcome, part=Outcome, delivery=Delivery, slot=Py_ssize_t, row=Py_ssize_t

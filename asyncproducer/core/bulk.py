@@ -95,8 +95,9 @@ class Rows:
         self._indexes: Any = array("i", bytes(4 * room))
         #: How many of `outcomes` have their end, as far as was looked.
         self._ended = 0
-        #: Rows whose failure somebody has looked at.
+        #: Rows whose failure somebody has looked at; or all of them.
         self._seen: set[int] = set()
+        self._all_seen = False
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -205,13 +206,24 @@ class Rows:
             return refusal
         delivery = self._delivery(row)
         outcome = delivery._resolve()
-        if row not in self._seen:
+        if not self._all_seen and row not in self._seen:
             self._seen.add(row)
             outcome.observed += 1
         error = delivery.peek_exception()
         if error is None:
             raise IllegalStateError(f"row {row} has not failed")
         return error, outcome.topic, outcome.partition
+
+    def look(self) -> None:
+        """All failures count as looked at from now on."""
+        if self._all_seen:
+            return
+        for row in self._seen:
+            outcome = self._delivery(row)._resolve()
+            outcome.observed -= 1
+        self._all_seen = True
+        for outcome, _, _, records in self.tally():
+            outcome.observed += records
 
     def result(self, row: int) -> RecordMetadata | Exception:
         """Where the row is, or why it is not."""

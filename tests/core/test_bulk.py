@@ -342,6 +342,17 @@ def test_a_part_that_fails_fails_its_rows_only_and_looking_is_counted_once() -> 
     assert isinstance(rows.result(11), RecordMetadata)
 
 
+def test_a_look_at_all_failures_counts_each_row_once() -> None:
+    rows, batch = full()
+    batch.fail(Failure(BrokerRejected, "no"))
+    rows.error(3)
+    rows.look()
+    assert batch.observed == 12
+    rows.look()
+    rows.error(5)
+    assert batch.observed == 12
+
+
 def test_refusals_in_succession_may_share_an_error() -> None:
     rows = Objects([b""] * 4, "t")
     error = RecordTooLarge("too large")
