@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 
 from asyncproducer import Producer, Record, RecordMetadata
 from asyncproducer.core.batch import batch_upper_bound, encode_headers
+from asyncproducer.core.partitioner import partition_for_key
 from asyncproducer.testing.kafka import KafkaCluster
 
 if TYPE_CHECKING:
@@ -241,3 +243,58 @@ async def test_keys_go_where_other_clients_put_them(
     theirs = {r.key: p for p, records in log.items() for r in records if r.value == b"theirs"}
     assert theirs == ours
     assert set(ours.values()) == set(range(7))
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+async def test_readers_see_the_rows_of_a_table(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_quickly: Reader, codec: str
+) -> None:
+    """As many rows as wait for memory several times, in every column that there is."""
+    topic = fresh_topic(5)
+    count = 50_000
+    now = time.time_ns() // 1_000_000
+    rows = [
+        (
+            b"key %d" % (n % 977) if n % 3 else None,
+            None if n % 101 == 0 else b"%0*d" % (n % 500, n),
+            [("n", b"%d" % n), ("null", None)][: n % 3],
+            n % 5 if n % 7 == 0 else None,
+            now + n,
+        )
+        for n in range(count)
+    ]
+    keys, values, headers, partitions, timestamps = zip(*rows, strict=True)
+    table = pa.table(
+        {
+            "topic": pa.array([topic] * count).dictionary_encode(),
+            "key": pa.array(keys, pa.binary_view()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array(headers, pa.map_(pa.string(), pa.binary())),
+            "partition": pa.array(partitions, pa.int32()),
+            "timestamp": pa.array(timestamps, pa.timestamp("ms", "UTC")),
+        }
+    )
+    async with Producer[Any, Any](
+        kafka.bootstrap_servers, compression_type=codec, buffer_memory=2_000_000
+    ) as producer:
+        result = await producer.send_table(
+            None,
+            table,
+            key="key",
+            headers="headers",
+            partition="partition",
+            timestamp="timestamp",
+        )
+    assert result.acknowledged == count
+    log = await read_quickly(kafka, topic)
+    for place, offsets in result.offsets.items():
+        assert offsets == (0, len(log[place.partition]) - 1, len(log[place.partition]))
+    of = {r.timestamp - now: partition for partition, found in log.items() for r in found}
+    assert len(of) == count
+    wanted: dict[int, list[Any]] = {partition: [] for partition in log}
+    for number, (key, value, pairs, partition, timestamp) in enumerate(rows):
+        assert partition is None or of[number] == partition
+        assert partition is not None or key is None or of[number] == partition_for_key(key, 5)
+        wanted[of[number]].append((key, value, tuple(pairs), timestamp))
+    for partition, found in log.items():
+        assert [(r.key, r.value, r.headers, r.timestamp) for r in found] == wanted[partition]
