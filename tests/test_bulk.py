@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from asyncproducer import (
@@ -347,3 +349,71 @@ async def test_a_serializer_sees_every_record(cluster: EmbeddedCluster, new_prod
     async with new_producer(value_serializer=lambda value: value + b"!") as producer:
         await producer.send_many("t", [b"%d" % n for n in range(100)])
     assert [r.value for r in cluster.records("t")] == [b"%d!" % n for n in range(100)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_bulks_and_single_senders_in_a_storm(
+    cluster: EmbeddedCluster, new_producer: New, seed: int
+) -> None:
+    """Little memory, errors, cut connections, cancellations: nothing is lost, doubled, swapped."""
+    chance = random.Random(seed)
+    # Batches grow beyond that, and are split.
+    cluster.create_topic("storm", partitions=4, configs={"max.message.bytes": "1200"})
+
+    def now_and_then(_: Any) -> bool:
+        return chance.random() < 0.03
+
+    cluster.inject("produce", error="NOT_LEADER_OR_FOLLOWER", times=5, when=now_and_then)
+    cluster.inject("produce", drop="before", times=3, when=now_and_then)
+    cluster.inject("produce", drop="after", times=3, when=now_and_then)
+    cancelled: set[int] = set()
+    ended: dict[int, int] = {}
+
+    async def sender(producer: Producer[Any, Any], number: int) -> None:
+        count = chance.randrange(1, 400)
+        values = [b"%d %d %s" % (number, n, bytes(n * 7 % 90)) for n in range(count)]
+        key = b"key %d" % number
+        task: asyncio.Task[Any]
+        if number % 3 == 0:
+            table = pa.table({"value": values, "key": [key] * count})
+            task = asyncio.create_task(producer.send_table("storm", table, key="key"))
+        elif number % 3 == 1:
+            records = [Record("", value, key) for value in values]
+            task = asyncio.create_task(producer.send_many("storm", records))
+        else:
+
+            async def loop() -> None:
+                deliveries = [await producer.enqueue("storm", v, key=key) for v in values]
+                for delivery in deliveries:
+                    await delivery
+
+            task = asyncio.create_task(loop())
+        if number % 4 == 0:
+            asyncio.get_running_loop().call_later(chance.random() / 20, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            cancelled.add(number)
+        ended[number] = count
+
+    async with new_producer(
+        # With more, batches have room to grow.
+        buffer_memory=6000 if seed % 2 else 60_000,
+        batch_size=700,
+        batch_max_bytes=3000,
+        retry_backoff_ms=10,
+        compression_type="lz4" if seed % 4 == 1 else "none",
+    ) as producer:
+        await asyncio.gather(*(sender(producer, number) for number in range(12)))
+        metrics = producer.metrics()
+        assert metrics["record_retry_total"] > 0
+        assert metrics["batch_split_total"] > 0 or seed % 2
+    assert cancelled
+    found: dict[int, list[int]] = {number: [] for number in range(12)}
+    for partition in range(4):
+        for record in cluster.records("storm", partition):
+            sent_by, row, _ = (record.value or b"").split(b" ", 2)
+            found[int(sent_by)].append(int(row))
+    for number, rows in found.items():
+        assert rows == [*range(len(rows))]
+        assert len(rows) == ended[number] or number in cancelled
