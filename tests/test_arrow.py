@@ -238,6 +238,22 @@ def test_slices_and_chunks_are_read_where_they_are(
     assert read(table, key="k", value="v", headers="h") == wanted
 
 
+def test_blocks_of_a_batch_find_their_own_headers_and_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_ROWS", 3)
+    pairs = [[("n", b"%d" % n)] * (n % 3) for n in range(20)]
+    table = pa.table(
+        {
+            "d": pa.array([f"t{n % 4}" for n in range(20)]).dictionary_encode(),
+            "h": pa.array(pairs, pa.map_(pa.string_view(), pa.binary())),
+        }
+    )
+    records = read(table, None, topic_column="d", headers="h")
+    assert [r.headers or [] for r in records] == pairs
+    assert [r.topic for r in records] == [f"t{n % 4}" for n in range(20)]
+
+
 # -- what holds tables -------------------------------------------------------------------------
 
 
