@@ -20,18 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncproducer import Producer
+from asyncproducer import Producer, option_names
 from asyncproducer import config as config_module
 from asyncproducer.config import (
-    DOTTED,
-    LIBRDKAFKA,
+    NAMES,
     OPTIONS,
-    REFUSED,
-    REFUSED_FAMILIES,
     SASL_MECHANISMS,
-    Choice,
-    Flag,
-    Number,
     Option,
     Options,
     ProducerConfig,
@@ -39,6 +33,8 @@ from asyncproducer.config import (
     options_table,
 )
 from asyncproducer.errors import ConfigError, KafkaError
+from asyncproducer.option_kinds import Choice, Flag, Number
+from asyncproducer.option_names import JAVA_DEFAULTS, LIBRDKAFKA, REFUSED, REFUSED_FAMILIES
 from asyncproducer.plugins import TopicView
 
 INT32_MAX = 2**31 - 1
@@ -313,7 +309,7 @@ def test_every_java_option_is_an_option_or_refused() -> None:
 
 @pytest.mark.parametrize(("name", "default", "low", "high"), JAVA_NUMBERS)
 def test_numbers_have_javas_default_and_range(name: str, default: int, low: int, high: int) -> None:
-    option = OPTIONS[DOTTED[name]]
+    option = OPTIONS[NAMES.by_dotted[name]]
     assert isinstance(option.kind, Number)
     assert getattr(make(), option.name) == default
     assert (option.kind.low, option.kind.high) == (low, high)
@@ -321,7 +317,7 @@ def test_numbers_have_javas_default_and_range(name: str, default: int, low: int,
 
 @pytest.mark.parametrize(("name", "default"), JAVA_OTHERS.items())
 def test_other_options_have_javas_default(name: str, default: object) -> None:
-    assert getattr(make(), DOTTED[name]) == default
+    assert getattr(make(), NAMES.by_dotted[name]) == default
 
 
 def test_defaults_that_differ_from_java() -> None:
@@ -571,7 +567,7 @@ def test_names_of_librdkafka_in_snake_case_say_how_they_are_written(
 def test_arguments_of_the_producer_are_known_where_one_is_misspelt() -> None:
     parameters = inspect.signature(Producer).parameters.values()
     names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert set(config_module._PRODUCER_ARGUMENTS) == names
+    assert set(option_names._PRODUCER_ARGUMENTS) == names
     assert "did you mean 'key_serializer'?" in refusal(key_serialiser=str)
 
 
@@ -1077,7 +1073,7 @@ def test_a_dump_of_java_as_its_log_has_it() -> None:
     assert mapped(log) == ProducerConfig("a:9092,[::1]:9092")
 
 
-@pytest.mark.parametrize("name", [n for n in java_dump() if DOTTED.get(n) not in OPTIONS])
+@pytest.mark.parametrize("name", [n for n in java_dump() if NAMES.by_dotted.get(n) not in OPTIONS])
 def test_what_is_not_javas_default_is_refused_in_a_dump_too(name: str) -> None:
     for value in ("7", "0.81", "x", "nan", True, 7, 0.81):
         if str(value).lower() != java_dump()[name]:
@@ -1115,13 +1111,13 @@ def test_a_location_beside_the_mapping_counts_too() -> None:
 
 def test_javas_defaults_are_only_dropped_from_mappings() -> None:
     """Who writes one of them in Python has not dumped all options, and expects it to work."""
-    for name, (default, _) in config_module.JAVA_DEFAULTS.items():
+    for name, (default, _) in JAVA_DEFAULTS.items():
         assert name in refusal(**{name: default})
         assert name in mapping_refusal({}, **{name: default})
 
 
 def test_no_option_is_refused_as_well() -> None:
-    assert not set(REFUSED) & {*OPTIONS, *config_module.ALIASES}
+    assert not set(REFUSED) & {*OPTIONS, *NAMES.aliases}
     assert not [n for n in OPTIONS if n.startswith(tuple(REFUSED_FAMILIES))]
 
 
@@ -1433,9 +1429,9 @@ def test_the_function_in_the_hint_is_librdkafkas_partitioner() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda o: o.name)
 def test_every_option_has_a_dotted_name(option: Option) -> None:
-    assert DOTTED[option.name.replace("_", ".")] == option.name
+    assert NAMES.by_dotted[option.name.replace("_", ".")] == option.name
     if option.java is not None:
-        assert DOTTED[option.java] == option.name
+        assert NAMES.by_dotted[option.java] == option.name
 
 
 def test_mapping_of_text_as_a_properties_file_has_it() -> None:
@@ -1582,7 +1578,7 @@ def test_mapping_names_that_are_refused_with_a_hint(name: str, hint: str) -> Non
     assert message.startswith(f"{name!r} is not an option here: ")
     assert hint in message
     for word in re.findall(r"set ([a-z.]+)", message):
-        assert word in DOTTED or word == "the"
+        assert word in NAMES.by_dotted or word == "the"
 
 
 def test_librdkafkas_defaults_of_refused_options_ask_for_nothing() -> None:
@@ -1629,7 +1625,7 @@ def test_errors_name_options_as_the_mapping_does(mapping: dict[str, object], mes
 
 def test_only_whole_names_outside_quotes_are_spelled_anew() -> None:
     text = "retries, xretries retries_x a.retries retries.a 'retries' \"retries\" it's (retries)."
-    assert str(config_module._respelled(ConfigError(text), str.upper)) == (
+    assert str(NAMES.respelled(ConfigError(text), str.upper)) == (
         "RETRIES, xretries retries_x a.retries retries.a 'retries' \"retries\" it's (RETRIES)."
     )
 
@@ -2076,7 +2072,7 @@ def test_documentation_is_up_to_date() -> None:
 
 
 def test_the_typed_dict_has_every_option_and_alias() -> None:
-    assert set(Options.__annotations__) == {*OPTIONS, *config_module.ALIASES}
+    assert set(Options.__annotations__) == {*OPTIONS, *NAMES.aliases}
     assert not Options.__required_keys__
 
 
@@ -2121,7 +2117,7 @@ def takes(option: Option, values: list[Any]) -> bool:
 
 def test_documentation_has_every_name_and_well_formed_tables() -> None:
     text = options_table()
-    for name in (*OPTIONS, *config_module.ALIASES, *LIBRDKAFKA, *REFUSED):
+    for name in (*OPTIONS, *NAMES.aliases, *LIBRDKAFKA, *REFUSED):
         assert f"| `{name}` |" in text
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert {line.count(" | ") for line in rows} == {1, 2, 5}

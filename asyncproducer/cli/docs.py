@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from asyncproducer import errors
-from asyncproducer.config import ALIASES, OPTIONS, Option, options_table
+from asyncproducer.config import NAMES, OPTIONS, Option, options_table
 from asyncproducer.core import sequences
 from asyncproducer.core.metrics import LEFT_OUT, metrics_table
 from asyncproducer.core.outcome import produce_table
@@ -154,7 +154,7 @@ class Options(TypedDict, total=False):
 def options_module() -> str:
     """The text of asyncproducer/options.py."""
     fields = [_field(name, option, option.doc) for name, option in OPTIONS.items()]
-    fields += [_field(a, OPTIONS[n], f"Another name of `{n}`.") for a, n in ALIASES.items()]
+    fields += [_field(a, OPTIONS[n], f"Another name of `{n}`.") for a, n in NAMES.aliases.items()]
     return _OPTIONS.format(fields="\n".join(fields))
 
 
