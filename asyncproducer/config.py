@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import msgspec
@@ -59,14 +59,7 @@ from asyncproducer.option_kinds import (
     parse_address,
     shown,
 )
-from asyncproducer.option_names import (
-    LIBRDKAFKA,
-    REFUSED,
-    REFUSED_FAMILIES,
-    Names,
-    Refused,
-    drop_java_defaults,
-)
+from asyncproducer.option_names import Names, drop_java_defaults
 from asyncproducer.option_rules import RULES, check_protocols
 from asyncproducer.options import Options
 
@@ -93,7 +86,6 @@ __all__ = [
     "Options",
     "ProducerConfig",
     "generate_client_id",
-    "options_table",
 ]
 
 HIDDEN = "[hidden]"
@@ -675,95 +667,3 @@ def generate_client_id(
     if transactional_id is not None:
         return f"producer-{transactional_id}"
     return f"producer-{next(_producer_numbers if numbers is None else numbers)}"
-
-
-# ---------------------------------------------------------------- documentation
-
-_INTRODUCTION = """\
-# Options
-
-<!-- Generated: python -m asyncproducer.cli.docs -->
-
-Options are Java's, in snake_case: `Producer("localhost:9092", linger_ms=20)`. The defaults are
-those of Kafka 4 unless the text says otherwise. An option that is unknown, out of range, not
-supported or in contradiction to another one raises `ConfigError`; nothing is ignored silently.
-
-There are three other ways to give options:
-
-- `ProducerConfig.from_mapping(mapping)` takes Java's dotted names, or librdkafka's (see below).
-  Values may be text: `"true"`, `"20"`. An option set under two names is an error. A dump of all of
-  Java's options loads: what has Java's default asks for nothing, where we do not have it.
-- `ProducerConfig.from_env(prefix="KAFKA_")` takes `KAFKA_LINGER_MS` for `linger_ms` and so on.
-  Variables that are no option are ignored, since `KAFKA_HOME`, `KAFKA_OPTS` and others belong to
-  other software, except those within one or two typing errors of an option, and the names below
-  that are not supported yet: they are errors. Beside a broker, whose containers use such names
-  too, choose another prefix.
-- `ProducerConfig(...)` itself, with the same checks.
-
-An error names the options as they were given: `linger_ms`, `linger.ms` or `KAFKA_LINGER_MS`. For
-type checkers and editors, `asyncproducer.config.Options` is a TypedDict of all options.
-
-`config.replace(...)` changes options, `config.explain()` shows what is in effect.
-"""
-
-
-def options_table() -> str:
-    """All options and names as Markdown: the text of docs/options.md."""
-    core = [o for o in OPTIONS.values() if not _is_security(o)]
-    security = [o for o in OPTIONS.values() if _is_security(o)]
-    head = ("option", "Java", "type", "default", "valid", "meaning")
-    parts = [
-        _INTRODUCTION,
-        "## Sending\n",
-        _table(head, map(_option_row, core)),
-        "## Security\n",
-        _table(head, map(_option_row, security)),
-        "## Other names\n",
-        "Aliases among the options:\n",
-        _table(
-            ("alias", "option"),
-            ((f"`{alias}`", f"`{name}`") for alias, name in NAMES.aliases.items()),
-        ),
-        "librdkafka's names in `from_mapping`, where they differ from Java's:\n",
-        _table(
-            ("librdkafka", "option", "value"),
-            ((f"`{name}`", f"`{f.option}`", f.note) for name, f in LIBRDKAFKA.items()),
-        ),
-        "## Not supported\n",
-        "These names of other clients are refused with a hint. Java's default is accepted and "
-        "dropped.\n",
-        _table(("name", "why"), ((f"`{n}`", _cell(r.hint)) for n, r in _all_refused())),
-    ]
-    return "\n".join(parts)
-
-
-def _all_refused() -> Iterator[tuple[str, Refused]]:
-    yield from REFUSED.items()
-    yield from ((f"{start}*", refused) for start, refused in REFUSED_FAMILIES.items())
-
-
-def _is_security(option: Option) -> bool:
-    return option.name.startswith(("security_", "sasl_", "ssl_"))
-
-
-def _option_row(option: Option) -> tuple[str, ...]:
-    doc = option.doc
-    if option.later:
-        doc += f" Not supported yet: {option.later}; only the default is accepted."
-    return (
-        f"`{option.name}`",
-        f"`{option.java}`" if option.java else "",
-        option.kind.type_name,
-        "required" if option.required else f"`{option.default!r}`",
-        _cell(option.kind.range),
-        _cell(doc),
-    )
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -30,7 +30,6 @@ from asyncproducer.config import (
     Options,
     ProducerConfig,
     generate_client_id,
-    options_table,
 )
 from asyncproducer.errors import ConfigError, KafkaError
 from asyncproducer.option_kinds import Choice, Flag, Number
@@ -2062,15 +2061,6 @@ def test_a_marker_of_a_missing_option_has_a_name() -> None:
 # ------------------------------------------------------------ documentation
 
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "options.md"
-
-
-def test_documentation_is_up_to_date() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == options_table(), (
-        "run: python -m asyncproducer.cli.docs"
-    )
-
-
 def test_the_typed_dict_has_every_option_and_alias() -> None:
     assert set(Options.__annotations__) == {*OPTIONS, *NAMES.aliases}
     assert not Options.__required_keys__
@@ -2113,14 +2103,6 @@ def takes(option: Option, values: list[Any]) -> bool:
             continue
         return True
     return False
-
-
-def test_documentation_has_every_name_and_well_formed_tables() -> None:
-    text = options_table()
-    for name in (*OPTIONS, *NAMES.aliases, *LIBRDKAFKA, *REFUSED):
-        assert f"| `{name}` |" in text
-    rows = [line for line in text.splitlines() if line.startswith("| `")]
-    assert {line.count(" | ") for line in rows} == {1, 2, 5}
 
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda o: o.name)

@@ -11,17 +11,18 @@ import argparse
 import builtins
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
 from asyncproducer import errors
-from asyncproducer.config import NAMES, OPTIONS, Option, options_table
+from asyncproducer.config import NAMES, OPTIONS, Option
 from asyncproducer.core import sequences
 from asyncproducer.core.metrics import LEFT_OUT, metrics_table
 from asyncproducer.core.outcome import produce_table
 from asyncproducer.net import connection
+from asyncproducer.option_names import LIBRDKAFKA, REFUSED, REFUSED_FAMILIES, Refused
 from asyncproducer.producer import TRANSITIONS as PRODUCER_TRANSITIONS
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "main",
     "metrics_page",
     "options_module",
+    "options_page",
     "state_table",
     "write",
 ]
@@ -120,7 +122,35 @@ Java has some more, which are left out:
 {left_out}"""
 
 
-_OPTIONS = '''\
+_OPTIONS = """\
+# Options
+
+<!-- Generated: python -m asyncproducer.cli.docs -->
+
+Options are Java's, in snake_case: `Producer("localhost:9092", linger_ms=20)`. The defaults are
+those of Kafka 4 unless the text says otherwise. An option that is unknown, out of range, not
+supported or in contradiction to another one raises `ConfigError`; nothing is ignored silently.
+
+There are three other ways to give options:
+
+- `ProducerConfig.from_mapping(mapping)` takes Java's dotted names, or librdkafka's (see below).
+  Values may be text: `"true"`, `"20"`. An option set under two names is an error. A dump of all of
+  Java's options loads: what has Java's default asks for nothing, where we do not have it.
+- `ProducerConfig.from_env(prefix="KAFKA_")` takes `KAFKA_LINGER_MS` for `linger_ms` and so on.
+  Variables that are no option are ignored, since `KAFKA_HOME`, `KAFKA_OPTS` and others belong to
+  other software, except those within one or two typing errors of an option, and the names below
+  that are not supported yet: they are errors. Beside a broker, whose containers use such names
+  too, choose another prefix.
+- `ProducerConfig(...)` itself, with the same checks.
+
+An error names the options as they were given: `linger_ms`, `linger.ms` or `KAFKA_LINGER_MS`. For
+type checkers and editors, `asyncproducer.config.Options` is a TypedDict of all options.
+
+`config.replace(...)` changes options, `config.explain()` shows what is in effect.
+"""
+
+
+_OPTIONS_MODULE = '''\
 """The options as keyword arguments, for type checkers and editors.
 
 Generated from the table in config.py: python -m asyncproducer.cli.docs
@@ -155,7 +185,7 @@ def options_module() -> str:
     """The text of asyncproducer/options.py."""
     fields = [_field(name, option, option.doc) for name, option in OPTIONS.items()]
     fields += [_field(a, OPTIONS[n], f"Another name of `{n}`.") for a, n in NAMES.aliases.items()]
-    return _OPTIONS.format(fields="\n".join(fields))
+    return _OPTIONS_MODULE.format(fields="\n".join(fields))
 
 
 def _field(name: str, option: Option, doc: str) -> str:
@@ -164,6 +194,68 @@ def _field(name: str, option: Option, doc: str) -> str:
     closing = '"""' if len(lines) == 1 and len(lines[0]) <= 93 else '\n"""'
     text = textwrap.indent("\n".join(lines) + closing, "    ")
     return f"    {name}: {option.kind.annotation}\n{text}\n"
+
+
+def options_page() -> str:
+    """The text of docs/options.md: all options and names."""
+    core = [o for o in OPTIONS.values() if not _is_security(o)]
+    security = [o for o in OPTIONS.values() if _is_security(o)]
+    head = ("option", "Java", "type", "default", "valid", "meaning")
+    parts = [
+        _OPTIONS,
+        "## Sending\n",
+        _table(head, map(_option_row, core)),
+        "## Security\n",
+        _table(head, map(_option_row, security)),
+        "## Other names\n",
+        "Aliases among the options:\n",
+        _table(
+            ("alias", "option"),
+            ((f"`{alias}`", f"`{name}`") for alias, name in NAMES.aliases.items()),
+        ),
+        "librdkafka's names in `from_mapping`, where they differ from Java's:\n",
+        _table(
+            ("librdkafka", "option", "value"),
+            ((f"`{name}`", f"`{f.option}`", f.note) for name, f in LIBRDKAFKA.items()),
+        ),
+        "## Not supported\n",
+        "These names of other clients are refused with a hint. Java's default is accepted and "
+        "dropped.\n",
+        _table(("name", "why"), ((f"`{n}`", _cell(r.hint)) for n, r in _all_refused())),
+    ]
+    return "\n".join(parts)
+
+
+def _all_refused() -> Iterator[tuple[str, Refused]]:
+    yield from REFUSED.items()
+    yield from ((f"{start}*", refused) for start, refused in REFUSED_FAMILIES.items())
+
+
+def _is_security(option: Option) -> bool:
+    return option.name.startswith(("security_", "sasl_", "ssl_"))
+
+
+def _option_row(option: Option) -> tuple[str, ...]:
+    doc = option.doc
+    if option.later:
+        doc += f" Not supported yet: {option.later}; only the default is accepted."
+    return (
+        f"`{option.name}`",
+        f"`{option.java}`" if option.java else "",
+        option.kind.type_name,
+        "required" if option.required else f"`{option.default!r}`",
+        _cell(option.kind.range),
+        _cell(doc),
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def metrics_page() -> str:
@@ -227,7 +319,7 @@ def write(directory: Path) -> None:
     """Bring the pages in `directory` up to date, and the options.py of the checkout around it."""
     design = directory / "design.md"
     pages = {
-        directory / "options.md": options_table(),
+        directory / "options.md": options_page(),
         directory / "errors.md": errors_page(),
         directory / "metrics.md": metrics_page(),
         design: design_page(design.read_text(encoding="utf-8")),

@@ -19,11 +19,14 @@ from asyncproducer.cli.docs import (
     main,
     metrics_page,
     options_module,
+    options_page,
     state_table,
 )
+from asyncproducer.config import NAMES, OPTIONS
 from asyncproducer.core.outcome import PRODUCE
 from asyncproducer.core.sequences import TRANSITIONS, IdState
 from asyncproducer.errors import error_name
+from asyncproducer.option_names import LIBRDKAFKA, REFUSED
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -157,6 +160,21 @@ def names_in(file: str) -> set[str]:
 
     collect(ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body, "")
     return names
+
+
+# -- options.md --------------------------------------------------------------------------------
+
+
+def test_options_are_up_to_date() -> None:
+    assert page("options.md") == options_page(), HOW
+
+
+def test_options_have_every_name_and_well_formed_tables() -> None:
+    text = options_page()
+    for name in (*OPTIONS, *NAMES.aliases, *LIBRDKAFKA, *REFUSED):
+        assert f"| `{name}` |" in text
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert {line.count(" | ") for line in rows} == {1, 2, 5}
 
 
 # -- all pages ---------------------------------------------------------------------------------
