@@ -200,7 +200,6 @@ class Path(Kind):
     type_name = "path or None"
     annotation = "str | os.PathLike[str] | None"
     expected = "a path: a str or an os.PathLike of str, not empty"
-    range = ""
 
     def parse(self, value: Any) -> str | None:
         if value is None:
@@ -424,7 +423,6 @@ class Context(Kind):
     type_name = "ssl.SSLContext"
     annotation = "SSLContext | None"
     expected = "an ssl.SSLContext"
-    range = ""
 
     def parse(self, value: Any) -> Any:
         # By its method: no module of the options imports ssl, see config.py.
@@ -439,7 +437,6 @@ class Provider(Kind):
     type_name = "async callable"
     annotation = "TokenProvider | None"
     expected = "an async callable without arguments that returns a token"
-    range = ""
 
     def parse(self, value: Any) -> Any:
         if value is None or (callable(value) and not isinstance(value, type)):

@@ -141,6 +141,11 @@ def _refuse_later(values: Values, given: Given) -> None:
             raise ConfigError(f"not supported yet: {option.later} ({name}={values[name]!r})")
 
 
+def _changed(values: Values, given: Given, start: str) -> list[str]:
+    """The options with this beginning that were given another value than their default."""
+    return [n for n, o in given.items() if n.startswith(start) and values[n] != o.default]
+
+
 def _check_security_protocol(values: Values, given: Given) -> None:
     """Java only logs options that are not used. Who set one of these expects to be protected."""
     protocol = values["security_protocol"]
@@ -148,7 +153,7 @@ def _check_security_protocol(values: Values, given: Given) -> None:
         ("ssl_", protocol.endswith("SSL"), "SSL or SASL_SSL"),
         ("sasl_", protocol.startswith("SASL_"), "SASL_SSL or SASL_PLAINTEXT"),
     ):
-        names = [n for n, o in given.items() if n.startswith(start) and values[n] != o.default]
+        names = _changed(values, given, start)
         if used or not names:
             continue
         if "security_protocol" not in given:
@@ -193,11 +198,7 @@ def _check_credentials(values: Values, given: Given) -> None:
 
 def _resolve_ssl(values: Values, given: Given) -> None:
     if values["ssl_context"] is not None:
-        others = [
-            name
-            for name, option in given.items()
-            if name.startswith("ssl_") and name != "ssl_context" and values[name] != option.default
-        ]
+        others = [name for name in _changed(values, given, "ssl_") if name != "ssl_context"]
         if others:
             raise ConfigError(
                 f"{', '.join(others)} would have no effect beside ssl_context: set it up there"
