@@ -52,7 +52,7 @@ from asyncproducer.intake import Intake, Pending, running_loop
 from asyncproducer.net.buffer_pool import BufferPool
 from asyncproducer.net.cluster import Cluster
 from asyncproducer.net.scheduler import Scheduler
-from asyncproducer.net.threads import in_thread
+from asyncproducer.net.threads import Workers
 from asyncproducer.net.transport import TcpConnector
 from asyncproducer.portal import Portal
 from asyncproducer.records import (
@@ -423,7 +423,7 @@ class Producer(Generic[K, V]):
             loop=loop,
             metrics=self._metrics,
             sequences=self._sequences,
-            in_thread=in_thread,
+            in_thread=Workers().run,
             on_ready=self._on_producer_id,
         )
         return Intake(

@@ -38,6 +38,7 @@ from asyncproducer.errors import (
 from asyncproducer.net import handshake, security
 from asyncproducer.net.frames import FrameReader, frame
 from asyncproducer.net.in_flight import InFlight, OnDone, Pending
+from asyncproducer.net.outbox import Outbox
 from asyncproducer.net.transport import Address, Connector, connection_failed, unwritten
 from asyncproducer.net.unwritten import Unwritten
 
@@ -88,6 +89,9 @@ CLOSE_GRACE = 1.0
 
 #: asyncio's default: with more bytes unwritten the transport pauses us.
 HIGH_WATER_BYTES = 64 * 1024
+
+#: Pieces of the outbox that are written before the loop may turn: a megabyte.
+_PIECES_AT_ONCE = 8
 
 #: Where in the session's life to authenticate again (Java: ReauthenticationInfo): early
 #: enough for a slow answer, and not all connections at once.
@@ -146,6 +150,7 @@ class Connection:
             on_written=self._written,
             on_timeout=self._not_written,
         )
+        self._outbox = Outbox()
         self._paused = False
         self._correlation_id = 0
         self._sasl_id = 0
@@ -188,6 +193,7 @@ class Connection:
             and len(self._in_flight) < self._max_in_flight
             and now >= self._throttled_until
             and not self._paused
+            and not self._outbox
             and not self._draining
         )
 
@@ -196,7 +202,7 @@ class Connection:
             return f"it is {self._state.name}"
         if self._draining:
             return "it is about to authenticate again"
-        if self._paused:
+        if self._paused or self._outbox:
             return "the socket takes no more bytes"
         if now < self._throttled_until:
             return f"the broker throttles it for {self._throttled_until - now:.3f} s more"
@@ -490,14 +496,35 @@ class Connection:
 
     def _hand_over(self, transport: asyncio.Transport, buffers: Sequence[Buffer]) -> None:
         self.last_used = self._loop.time()
-        transport.writelines(buffers)
-        size = sum(map(len, buffers))
+        size = self._outbox.put(buffers)
+        self._write_on(transport)
         self._unwritten.handed(size)
         self._metrics.written(self.node.node_id, size, self.last_used)
-        if not self._paused and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
-            # CPython before 3.12.9 and 3.13.2 forgets to pause us after `writelines`
-            # (gh-127655), but not after this: it sets what is set already.
-            transport.set_write_buffer_limits(HIGH_WATER_BYTES)
+
+    def _write_on(self, transport: asyncio.Transport) -> None:
+        """Give the transport what it takes, but for no longer than a millisecond or so."""
+        outbox = self._outbox
+        pieces = 0
+        while outbox and not self._paused:
+            if pieces == _PIECES_AT_ONCE:
+                self._loop.call_soon(self._go_on)
+                return
+            pieces += 1
+            transport.writelines(outbox.take())
+            if not self._paused and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
+                # CPython before 3.12.9 and 3.13.2 forgets to pause us after `writelines`
+                # (gh-127655), but not after this: it sets what is set already.
+                transport.set_write_buffer_limits(HIGH_WATER_BYTES)
+
+    def _go_on(self) -> None:
+        """The transport may take more: write the rest, then tell that there is room."""
+        transport = self._transport
+        if transport is None or self._state is _S.CLOSED:
+            return
+        self._write_on(transport)
+        self._unwritten.look()
+        if not self._outbox and not self._paused:
+            self._room()
 
     def _live_transport(self) -> asyncio.Transport:
         transport = self._transport
@@ -506,7 +533,8 @@ class Connection:
         return transport
 
     def _bytes_left(self) -> int | None:
-        return None if self._transport is None else unwritten(self._transport)
+        left = None if self._transport is None else unwritten(self._transport)
+        return None if left is None else left + len(self._outbox)
 
     def _written(self, on_done: OnDone) -> None:
         self._loop.call_soon(self._guarded, on_done, None, None)
@@ -598,8 +626,7 @@ class Connection:
 
     def _resume_writing(self) -> None:
         self._paused = False
-        self._unwritten.look()
-        self._room()
+        self._go_on()
 
     def _connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
@@ -678,10 +705,13 @@ class Connection:
             # Not made yet, then `_connect` ends it; or lost already.
             self._gone.set()
         elif peaceful:
+            if self._outbox:
+                transport.writelines(self._outbox.take(len(self._outbox)))
             transport.close()
             self._close_timer = self._loop.call_later(CLOSE_GRACE, transport.abort)
         else:
             transport.abort()
+        self._outbox.clear()
 
     async def wait_closed(self) -> None:
         """Waits until the transport is gone. Call `close` first. Cancel-safe."""

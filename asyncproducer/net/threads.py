@@ -1,26 +1,44 @@
-"""Work that would hold up the loop, in a worker thread. The only importer of anyio."""
+"""Work that would hold up the loop, in worker threads. The only importer of anyio."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TypeVar
 
+import anyio
 import anyio.to_thread
 
-__all__ = ["in_thread"]
+__all__ = ["Workers"]
 
 T = TypeVar("T")
 
 
-async def in_thread(function: Callable[[], T]) -> T:
-    """Run `function` in a worker thread and return its result.
+class Workers:
+    """As many threads at once as leave a core to the event loop, whose turns they must not delay.
 
-    Cancelled: the wait ends at once, and the function goes on to its end. What it reads
-    must stay as it is until then.
+    Made where the loop runs.
     """
-    # A loop with a clock of its own (asyncproducer.testing) lets it stand still meanwhile.
-    outside_work = getattr(asyncio.get_running_loop(), "outside_work", nullcontext)
-    with outside_work():
-        return await anyio.to_thread.run_sync(function)
+
+    def __init__(self) -> None:
+        self._limiter = anyio.CapacityLimiter(max(1, _cores() - 1))
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run `function` in a worker thread, in its turn, and return its result.
+
+        Cancelled: the wait ends at once, and the function goes on to its end. What it reads
+        must stay as it is until then.
+        """
+        # A loop with a clock of its own (asyncproducer.testing) lets it stand still meanwhile.
+        outside_work = getattr(asyncio.get_running_loop(), "outside_work", nullcontext)
+        with outside_work():
+            return await anyio.to_thread.run_sync(function, limiter=self._limiter)
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

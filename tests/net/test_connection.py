@@ -30,6 +30,7 @@ from asyncproducer.errors import (
 )
 from asyncproducer.net.connection import TRANSITIONS, Connection, ConnectionState
 from asyncproducer.net.frames import FrameReader, frame
+from asyncproducer.net.outbox import PIECE_BYTES
 from asyncproducer.net.transport import Address, TcpConnector, unwritten
 from asyncproducer.testing.network import MemoryLink, MemoryNetwork
 
@@ -108,6 +109,8 @@ class Pipe(asyncio.Transport):
         self.writes: list[list[Any]] = []
         self.ended: str | None = None
         self.stuck = False
+        #: Whether it takes one piece and then has to be emptied.
+        self.full = False
         self.lost = False
         self.left = 0
         self._frames = FrameReader()
@@ -120,6 +123,8 @@ class Pipe(asyncio.Transport):
         self.writes.append(list(list_of_data))
         for received in self._frames.feed(b"".join(list_of_data)):
             asyncio.get_running_loop().call_soon(self.broker.got, self, bytes(received))
+        if self.full:
+            self.protocol.pause_writing()
 
     def get_write_buffer_size(self) -> int:
         return self.left
@@ -625,6 +630,76 @@ async def test_nothing_is_written_when_it_cannot_send() -> None:
     with pytest.raises(IllegalStateError, match="it is CLOSED"):
         client.send("closed")
     assert client.events == ["closed"]
+
+
+def sizes(pipe: Pipe) -> list[int]:
+    return [sum(map(len, piece)) for piece in pipe.writes]
+
+
+async def test_a_large_request_leaves_in_pieces_as_the_socket_takes_them() -> None:
+    """Handed over at once, all of it would be copied, twice on CPython 3.11."""
+    client, broker = await ready()
+    rooms: list[int] = []
+    client.connection._on_room = lambda connection: rooms.append(len(broker.pipe.writes))
+    broker.pipe.writes.clear()
+    broker.pipe.full = True
+    client.send("large", buffers=[bytes(PIECE_BYTES), bytes(PIECE_BYTES // 2)])
+    assert sizes(broker.pipe) == [PIECE_BYTES]
+    assert not client.can_send()
+    broker.pipe.full = False
+    broker.pipe.protocol.resume_writing()
+    assert sum(sizes(broker.pipe)) > 1.5 * PIECE_BYTES
+    assert rooms == [2]
+    assert client.can_send()
+
+
+async def test_the_loop_turns_while_a_very_large_request_leaves() -> None:
+    """Also where the socket takes all of it."""
+    client, broker = await ready()
+    rooms: list[bool] = []
+    client.connection._on_room = lambda connection: rooms.append(client.can_send())
+    broker.pipe.writes.clear()
+    client.send("very large", buffers=[bytes(20 * PIECE_BYTES)])
+    assert sizes(broker.pipe) == [PIECE_BYTES] * 8
+    assert not client.can_send()
+    with pytest.raises(IllegalStateError, match="the socket takes no more bytes"):
+        client.send("another")
+    await settle()
+    assert sum(sizes(broker.pipe)) > 20 * PIECE_BYTES
+    assert max(sizes(broker.pipe)) == PIECE_BYTES
+    assert rooms == [True]
+
+
+@pytest.mark.parametrize("reason", [None, ConnectionFailed("enough")])
+async def test_closed_in_peace_what_was_sent_may_still_leave(
+    reason: ConnectionFailed | None,
+) -> None:
+    client, broker = await ready()
+    broker.pipe.writes.clear()
+    broker.pipe.full = True
+    client.send("large", buffers=[bytes(3 * PIECE_BYTES)])
+    client.connection.close(reason)
+    pieces = sizes(broker.pipe)
+    assert pieces[0] == PIECE_BYTES
+    assert (sum(pieces) > 3 * PIECE_BYTES) == (reason is None)
+    assert broker.pipe.ended == ("close" if reason is None else "abort")
+    broker.pipe.protocol.resume_writing()
+    assert sizes(broker.pipe) == pieces
+
+
+async def test_without_an_answer_a_request_is_done_with_its_last_piece() -> None:
+    client, broker = await ready()
+    broker.pipe.full = True
+    client.send("large", buffers=[bytes(2 * PIECE_BYTES)], expect_response=False)
+    await settle()
+    assert client.events == []
+    broker.pipe.protocol.resume_writing()
+    await settle()
+    assert client.events == []
+    broker.pipe.full = False
+    broker.pipe.protocol.resume_writing()
+    await settle()
+    assert len(client.events) == 1
 
 
 async def test_at_most_max_in_flight_requests_are_out() -> None:

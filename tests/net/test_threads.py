@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from asyncproducer.net.threads import in_thread
+from asyncproducer.net import threads
+from asyncproducer.net.threads import Workers
 from asyncproducer.testing import clock
 from asyncproducer.testing.clock import VirtualTimeLoop
 
@@ -30,7 +32,7 @@ async def test_runs_in_another_thread_while_the_loop_goes_on() -> None:
         return threading.current_thread()
 
     turning = asyncio.create_task(turn())
-    assert await in_thread(work) is not threading.current_thread()
+    assert await Workers().run(work) is not threading.current_thread()
     await turning
 
 
@@ -39,7 +41,7 @@ async def test_exception_comes_back() -> None:
         raise ZeroDivisionError("in the thread")
 
     with pytest.raises(ZeroDivisionError, match="in the thread"):
-        await in_thread(broken)
+        await Workers().run(broken)
 
 
 async def test_cancelling_ends_the_wait_and_not_the_work() -> None:
@@ -51,7 +53,7 @@ async def test_cancelling_ends_the_wait_and_not_the_work() -> None:
         go_on.wait(REAL_SECONDS)
         ended.set()
 
-    task = asyncio.create_task(in_thread(slow))
+    task = asyncio.create_task(Workers().run(slow))
     assert await asyncio.to_thread(started.wait, REAL_SECONDS)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -79,6 +81,38 @@ async def test_virtual_time_stands_still_meanwhile(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(VirtualTimeLoop, "_wait", watched)
     loop = asyncio.get_running_loop()
     timer = loop.call_later(0.001, lambda: None)
-    assert await in_thread(lambda: waiting.wait(REAL_SECONDS))
+    assert await Workers().run(lambda: waiting.wait(REAL_SECONDS))
     assert loop.time() == 0
     timer.cancel()
+
+
+@pytest.mark.parametrize(("cores", "at_once"), [(1, 1), (2, 1), (4, 3)])
+async def test_a_core_is_left_to_the_loop(
+    monkeypatch: pytest.MonkeyPatch, cores: int, at_once: int
+) -> None:
+    """Where all of them compress, the loop's turns wait for the operating system."""
+    monkeypatch.setattr(threads, "_cores", lambda: cores)
+    workers = Workers()
+    running: list[int] = []
+    ended: list[int] = []
+    go_on = [threading.Event() for _ in range(6)]
+    started = asyncio.Queue[int]()
+    loop = asyncio.get_running_loop()
+
+    def work(number: int) -> None:
+        loop.call_soon_threadsafe(started.put_nowait, number)
+        assert go_on[number].wait(REAL_SECONDS)
+
+    tasks = [asyncio.create_task(workers.run(partial(work, number))) for number in range(6)]
+    async with asyncio.timeout(REAL_SECONDS):
+        while len(ended) < 6:
+            running.append(await started.get())
+            assert len(running) <= at_once
+            if len(running) == at_once:
+                assert started.empty()
+                for number in running:
+                    go_on[number].set()
+                await asyncio.wait([tasks[number] for number in running])
+                ended += running
+                running = []
+    assert ended == [*range(6)]

@@ -1,0 +1,62 @@
+"""What a connection has still to write, in pieces that a transport takes without copying much.
+
+A request may have megabytes. Handed to a transport at once, CPython 3.11 would join its
+buffers, and keep a copy of all that the socket does not take: milliseconds in which the event
+loop stands still. So the bytes stay where they are, and the transport gets as much as it
+asks for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from asyncproducer.core.primitives import Buffer
+
+__all__ = ["PIECE_BYTES", "Outbox"]
+
+#: As much as a socket takes at once by default (send_buffer_bytes).
+PIECE_BYTES = 128 * 1024
+
+
+class Outbox:
+    """Buffers in the order of writing. `len` is how many bytes they have."""
+
+    __slots__ = ("_buffers", "_size")
+
+    def __init__(self) -> None:
+        self._buffers: deque[Buffer] = deque()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def put(self, buffers: Iterable[Buffer]) -> int:
+        """Add them behind the others. They must not change until they are taken.
+
+        Returns how many bytes they have.
+        """
+        before = self._size
+        for buffer in buffers:
+            self._buffers.append(buffer)
+            self._size += len(buffer)
+        return self._size - before
+
+    def take(self, most: int = PIECE_BYTES) -> list[Buffer]:
+        """The first `most` bytes, or all there are."""
+        piece: list[Buffer] = []
+        while most > 0 and self._buffers:
+            buffer = self._buffers.popleft()
+            if len(buffer) > most:
+                view = memoryview(buffer)
+                self._buffers.appendleft(view[most:])
+                buffer = view[:most]
+            piece.append(buffer)
+            most -= len(buffer)
+            self._size -= len(buffer)
+        return piece
+
+    def clear(self) -> None:
+        """Nothing of it will be written."""
+        self._buffers.clear()
+        self._size = 0
