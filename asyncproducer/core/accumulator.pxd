@@ -87,6 +87,9 @@ cdef class Accumulator:
     @cython.locals(batch=ProducerBatch, before=Py_ssize_t, size=Py_ssize_t)
     cpdef ProducerBatch append_row(self, TopicState topic, Py_ssize_t partition, Rows rows)
 
+    @cython.locals(size=Py_ssize_t)
+    cdef object _stick(self, TopicState topic, ProducerBatch batch, Py_ssize_t before)
+
     @cython.locals(queue=PartitionQueue, batch=ProducerBatch)
     cdef ProducerBatch _with_room(self, TopicState topic, Py_ssize_t partition, Py_ssize_t size)
 

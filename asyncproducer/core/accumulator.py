@@ -324,11 +324,10 @@ class Accumulator:
         batch = self._with_room(topic, partition, size)
         if batch is None:
             return None
-        before = batch.estimated_size()
+        before = batch.size
         delivery = batch.try_append(timestamp, key, value, headers)
         if partition < 0 and delivery is not None:
-            size = batch.estimated_size() - before
-            topic.partitioner.update(batch.partition, size, topic.view, batch.ripe)
+            self._stick(topic, batch, before)
         return delivery
 
     def append_row(self, topic: TopicState, partition: int, rows: Rows) -> ProducerBatch | None:
@@ -336,7 +335,7 @@ class Accumulator:
         batch = self._with_room(topic, partition, rows.size)
         if batch is None:
             return None
-        before = batch.estimated_size()
+        before = batch.size
         if not batch.append_fields(
             rows.timestamp,
             rows.key_size,
@@ -348,9 +347,15 @@ class Accumulator:
         ):
             return None
         if partition < 0:
-            size = batch.estimated_size() - before
-            topic.partitioner.update(batch.partition, size, topic.view, batch.ripe)
+            self._stick(topic, batch, before)
         return batch
+
+    def _stick(self, topic: TopicState, batch: ProducerBatch, before: int) -> None:
+        """The sticky partition has grown from `before` bytes."""
+        size = batch.size - before
+        if self._codec is not None:
+            size = batch.on_the_wire(size)
+        topic.partitioner.update(batch.partition, size, topic.view, batch.ripe)
 
     def _with_room(self, topic: TopicState, partition: int, size: int) -> ProducerBatch | None:
         """The open batch that the next record goes to, if that takes no more than writing."""

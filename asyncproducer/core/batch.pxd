@@ -7,6 +7,7 @@ from asyncproducer.core.delivery cimport Delivery, Outcome
 
 cdef bint COMPILED
 cdef Py_ssize_t _OVERHEAD
+cdef double _ESTIMATE_FACTOR
 
 cdef Py_ssize_t _field_size(object data) except -1
 cdef Py_ssize_t _size_of_length(Py_ssize_t length)
@@ -53,6 +54,7 @@ cdef class ProducerBatch(Outcome):
     cdef public bytearray buffer
 
     cpdef Py_ssize_t estimated_size(self)
+    cpdef Py_ssize_t on_the_wire(self, Py_ssize_t size)
     cpdef bint is_full(self)
     cpdef bint has_room(self, Py_ssize_t size)
 

@@ -243,7 +243,11 @@ class ProducerBatch(Outcome):
             return BATCH_OVERHEAD + len(self.payload)
         if self.codec is None:
             return self.size
-        return BATCH_OVERHEAD + int((self.size - BATCH_OVERHEAD) * self.ratio * _ESTIMATE_FACTOR)
+        return BATCH_OVERHEAD + self.on_the_wire(self.size - BATCH_OVERHEAD)
+
+    def on_the_wire(self, size: int) -> int:
+        """What `size` bytes of records will take when they are compressed, as an estimate."""
+        return int(size * self.ratio * _ESTIMATE_FACTOR)
 
     def is_full(self) -> bool:
         """Whether the batch should leave: closed, or filled to its limit."""
@@ -255,7 +259,11 @@ class ProducerBatch(Outcome):
         """Whether `size` bytes more still leave a batch that is not full."""
         if self.size + size > self.capacity:
             return False
-        return self.ripe or self.estimated_size() + size <= self.write_limit
+        if self.ripe:
+            return True
+        if self.codec is None:
+            return self.size + size <= self.write_limit
+        return self.estimated_size() + size <= self.write_limit
 
     def try_append(self, timestamp: int, key: Any, value: Any, headers: bytes) -> Delivery | None:
         """Write a record, or return None if the batch is closed or has no room for it.
