@@ -73,6 +73,10 @@ class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     extensions: list[Extension]
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel: int | None = self.parallel or os.cpu_count()
+
     def run(self) -> None:
         try:
             super().run()
