@@ -95,7 +95,7 @@ def facts(plan: Plan) -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
-        "machine": platform.platform(),
+        "machine": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "asyncproducer": asyncproducer.__version__,
