@@ -71,16 +71,17 @@ cdef class Entry:
     cdef object _value
     cdef object _key
     cdef object _headers
-    cdef object _partition
-    cdef object _timestamp
+    cdef tuple _rest
     cdef object _inner
     cdef Delivery _delivery
     cdef Waiter _waiter
     cdef bint _begun
     cdef bint _sends
 
-    @cython.locals(intake=Intake)
+    @cython.locals(intake=Intake, delivery=Delivery)
     cdef object _begin(self)
+    @cython.locals(intake=Intake)
+    cdef Delivery _enter(self)
     @cython.locals(delivery=Delivery, waiter=Waiter)
     cdef object _sleep(self)
 
@@ -100,6 +101,7 @@ cdef Entry _new_entry(
 cdef object _begin(object step)
 
 
+@cython.final
 cdef class Intake:
     cdef public Accumulator accumulator
     cdef public object loop_time
@@ -124,6 +126,7 @@ cdef class Intake:
     cdef object _value_serializer
     cdef bint _serializes
     cdef bint _async_serializers
+    cdef bint _plain
     cdef object _check_usable
     cdef object _on_refused
     cdef object _on_metadata_wait
@@ -190,5 +193,14 @@ cdef class Intake:
     ) except -1
     @cython.locals(accumulator=Accumulator)
     cdef object _after_news(self)
+    @cython.locals(
+        state=TopicState,
+        size=Py_ssize_t,
+        place=Py_ssize_t,
+        taken=Py_ssize_t,
+        when=cython.longlong,
+        delivery=Delivery,
+    )
+    cdef Delivery enter_open(self, object topic, object value, object key)
     cdef bint _here(self)
     cdef double _now(self) except? -1

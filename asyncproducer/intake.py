@@ -218,9 +218,8 @@ class Entry:
         "_inner",
         "_intake",
         "_key",
-        "_partition",
+        "_rest",
         "_sends",
-        "_timestamp",
         "_topic",
         "_value",
         "_waiter",
@@ -232,9 +231,9 @@ class Entry:
     _inner: Any
     _intake: Intake
     _key: Any
-    _partition: Any
+    #: Partition and timestamp, if one was given.
+    _rest: tuple[Any, Any] | None
     _sends: bool
-    _timestamp: Any
     _topic: Any
     _value: Any
     _waiter: Waiter | None
@@ -244,31 +243,39 @@ class Entry:
 
     def _begin(self) -> Any:
         """The result, a Waiter to sleep on, or the coroutine that goes on."""
-        if self._inner is not None:
-            return self._inner
         if self._begun:
-            return self._sleep()
+            return self._sleep() if self._inner is None else self._inner
         self._begun = True
         intake = self._intake
-        value = self._value
-        key = self._key
-        headers = self._headers
-        self._value = self._key = self._headers = None
-        if not self._sends and intake.breathing is not None:
-            self._inner = intake.enter_later(
-                self._topic, value, key, headers, self._partition, self._timestamp
-            )
-            return self._inner
-        entered = intake.enter(self._topic, value, key, headers, self._partition, self._timestamp)
-        if type(entered) is not Delivery:
-            wait = intake.wait_acknowledged if self._sends else intake.wait
-            self._inner = wait(self._topic, entered)
-            return self._inner
+        delivery: Delivery | None = None
+        if self._headers is None and self._rest is None:
+            delivery = intake.enter_open(self._topic, self._value, self._key)
+        if delivery is None:
+            delivery = self._enter()
+            if delivery is None:
+                return self._inner
+        self._value = self._key = None
         if not self._sends:
             intake.spare = self
-            return entered
-        self._delivery = entered
+            return delivery
+        self._delivery = delivery
         return self._sleep()
+
+    def _enter(self) -> Delivery | None:
+        """The long way. None: `_inner` goes on."""
+        intake = self._intake
+        partition, timestamp = self._rest or (None, None)
+        record = self._topic, self._value, self._key, self._headers, partition, timestamp
+        self._value = self._key = self._headers = None
+        if not self._sends and intake.breathing is not None:
+            self._inner = intake.enter_later(*record)
+            return None
+        entered = intake.enter(*record)
+        if type(entered) is Delivery:
+            return entered
+        wait = intake.wait_acknowledged if self._sends else intake.wait
+        self._inner = wait(self._topic, entered)
+        return None
 
     def _sleep(self) -> Any:
         """The result, or what to sleep on until it is there."""
@@ -362,8 +369,9 @@ def _new_entry(
     entry._value = value
     entry._key = key
     entry._headers = headers
-    entry._partition = partition
-    entry._timestamp = timestamp
+    entry._rest = None
+    if partition is not None or timestamp is not None:
+        entry._rest = partition, timestamp
     entry._inner = entry._delivery = entry._waiter = None
     entry._begun = False
     return entry
@@ -424,6 +432,8 @@ class Intake:
         serializers = [s for s in (key_serializer, value_serializer) if s is not None]
         self._serializes = bool(serializers)
         self._async_serializers = any(s.is_async for s in serializers)
+        #: Whether records are written as they come.
+        self._plain = not (interceptors or serializers or self.partitioner)
         self._check_usable = check_usable
         self._on_refused = on_refused
         self._on_metadata_wait = on_metadata_wait
@@ -509,6 +519,41 @@ class Intake:
                 return self._enter_awaited(topic, value, key, pairs, partition, timestamp)
         return self._enter_bytes(topic, value, key, pairs, partition, timestamp, wait)
 
+    def enter_open(self, topic: Any, value: Any, key: Any) -> Delivery | None:
+        """The short way of nearly every record, in one piece: bytes for the topic of the record
+        before, into a batch that is open. None: go the long way, `enter`."""
+        state = self._last_state
+        if topic is not self._last_topic or state is None or not state.known:
+            return None
+        if not self._plain or not self._here() or self.breathing is not None:
+            return None
+        # Nobody overtakes those who wait for metadata, or for memory.
+        if self._lines or self._pool_line:
+            return None
+        size = 1
+        place = -1
+        if value is not None:
+            if type(value) is not bytes:
+                return None
+            size += len(value)
+        if key is not None:
+            if type(key) is not bytes:
+                return None
+            size += len(key)
+            if self._hash_keys:
+                place = partition_for_key(key, state.partition_count)
+        taken = self._taken + size + _BYTES_PER_RECORD
+        if taken > _BYTES_PER_TURN or size > self._certain_size:
+            return None
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            when = c_time_ns() // 1_000_000
+        else:
+            when = time_ns() // 1_000_000
+        delivery = self.accumulator.append_open(state, place, when, key, value, NO_HEADERS, size)
+        if delivery is not None:
+            self._taken = taken
+        return delivery
+
     def _here(self) -> bool:
         """Whether this is our loop, as far as can be told without asking for it."""
         if COMPILED:  # pragma: no cover - coverage sees no C
@@ -526,6 +571,8 @@ class Intake:
     def _turned(self) -> None:
         self._in_turn = False
         self._taken = 0
+        # It holds its batch, whose end is told when nobody can ask for it any more.
+        self.accumulator.last = None
 
     def _now(self) -> float:
         if COMPILED and self._plain_time:  # pragma: no cover - coverage sees no C

@@ -7,9 +7,14 @@ from asyncproducer.core.delivery cimport Delivery
 from asyncproducer.core.partitioner cimport BuiltInPartitioner
 
 
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(object)
+
+cdef bint COMPILED
 cdef Py_ssize_t _MOST_ADDED
 
 
+@cython.final
 cdef class TopicState:
     cdef public str name
     cdef public object view
@@ -20,8 +25,10 @@ cdef class TopicState:
     cdef public list queues
     cdef public Py_ssize_t queued_batches
     cdef public double load_at
+    cdef public ProducerBatch sticky
 
 
+@cython.final
 cdef class PartitionQueue:
     cdef public TopicState topic
     cdef public Py_ssize_t partition
@@ -36,6 +43,7 @@ cdef class PartitionQueue:
     cdef public object sequences
 
 
+@cython.final
 cdef class Accumulator:
     cdef object _memory
     cdef Py_ssize_t _batch_size
@@ -70,9 +78,10 @@ cdef class Accumulator:
     cdef bint _rushing
     cdef Py_ssize_t _returned
     cdef public bint news
+    cdef public Delivery last
     cdef dict _node_times
 
-    @cython.locals(batch=ProducerBatch, before=Py_ssize_t, delivery=Delivery)
+    @cython.locals(batch=ProducerBatch, before=Py_ssize_t, delivery=Delivery, used=Delivery)
     cpdef Delivery append_open(
         self,
         TopicState topic,
@@ -137,6 +146,8 @@ cdef class Accumulator:
 
     @cython.locals(batch=ProducerBatch)
     cdef object _close_tail(self, PartitionQueue queue, double now)
+
+    cdef object _close(self, PartitionQueue queue, ProducerBatch batch)
 
     @cython.locals(head=ProducerBatch, due=cython.double)
     cdef double _due_at(self, PartitionQueue queue, double now) except? -2

@@ -35,10 +35,17 @@ from asyncproducer.core.partitioner import BuiltInPartitioner
 from asyncproducer.core.sequences import PartitionSequences, Sequences
 from asyncproducer.errors import AbortedError, DeliveryError, DeliveryTimeout
 
+# ruff: noqa: F821 (names that accumulator.pxd brings in where this module is compiled)
 if TYPE_CHECKING:
     from asyncproducer.core.bulk import Rows
 
+    # Where this module is compiled, this is a C function, see accumulator.pxd.
+    Py_REFCNT: Any
+
 __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
+
+#: Whether this module runs compiled. A file that Python loads from source ends in .py.
+COMPILED = not __file__.endswith(".py")
 
 _NEVER = float("inf")
 
@@ -153,6 +160,9 @@ class TopicState:
         self.queues: list[PartitionQueue | None] = [None] * view.partition_count
         self.queued_batches = 0
         self.load_at = 0.0
+        #: The batch that records without a partition go to, as long as it is open. None: ask
+        #: the partitioner.
+        self.sticky: ProducerBatch | None = None
 
 
 class Accumulator:
@@ -226,6 +236,9 @@ class Accumulator:
         self._returned = 0
         #: Set when a queue became ready or a batch began; the shell clears it.
         self.news = False
+        #: The last delivery, for as long as the loop has not turned: where nobody keeps it, it
+        #: serves the next record, too.
+        self.last: Delivery | None = None
         #: Node → (last time it had data and was ready, last time it was drained).
         self._node_times: dict[int, tuple[float, float]] = {}
 
@@ -244,6 +257,7 @@ class Accumulator:
             self.topics[view.name] = state
             return state
         state.view = view
+        state.sticky = None
         state.partition_count = view.partition_count
         state.known = True
         missing = view.partition_count - len(state.queues)
@@ -260,6 +274,7 @@ class Accumulator:
         if state is None:
             return
         state.known = False
+        state.sticky = None
         # The partitions stay, without leaders: what is queued waits for the topic to return.
         state.view = TopicMetadata(
             name=name,
@@ -324,9 +339,20 @@ class Accumulator:
         batch = self._with_room(topic, partition, size)
         if batch is None:
             return None
+        used: Delivery | None = None
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            # A loop that keeps none of its deliveries needs one: what we have, and this name for
+            # it, are all the references that there are.
+            used = self.last
+            if used is not None and Py_REFCNT(used) > 2:
+                used = None
         before = batch.size
-        delivery = batch.try_append(timestamp, key, value, headers)
-        if partition < 0 and delivery is not None:
+        delivery = batch.try_append(timestamp, key, value, headers, used)
+        if delivery is None:
+            return None
+        if COMPILED and used is None:  # pragma: no cover - coverage sees no C
+            self.last = delivery
+        if partition < 0:
             self._stick(topic, batch, before)
         return delivery
 
@@ -355,20 +381,24 @@ class Accumulator:
         size = batch.size - before
         if self._codec is not None:
             size = batch.on_the_wire(size)
-        topic.partitioner.update(batch.partition, size, topic.view, batch.ripe)
+        if topic.partitioner.update(batch.partition, size, topic.view, batch.ripe):
+            topic.sticky = None
 
     def _with_room(self, topic: TopicState, partition: int, size: int) -> ProducerBatch | None:
         """The open batch that the next record goes to, if that takes no more than writing."""
         if partition < 0:
-            partition = topic.partitioner.peek(topic.view)
-        queue = topic.queues[partition]
-        if queue is None:
+            batch = topic.sticky
+        else:
+            queue = topic.queues[partition]
+            if queue is None:
+                return None
+            batch = queue.open
+        if batch is None or not batch.is_open:
             return None
-        batch = queue.open
-        # One byte more, so that what fills it exactly takes the long way, too.
-        if batch is None or not batch.has_room(size + _MOST_ADDED + 1):
-            return None
-        return batch
+        # What fills it exactly takes the long way, too.
+        if batch.size + size + _MOST_ADDED < batch.easy:
+            return batch
+        return batch if batch.has_room(size + _MOST_ADDED + 1) else None
 
     def append(
         self,
@@ -467,9 +497,9 @@ class Accumulator:
             if not self._memory.try_reserve(limit - batch.memory):
                 return False
             batch.memory = limit
-        batch.capacity = batch.memory
-        if ripe and not batch.ripe:
-            batch.ripe = True
+        news = ripe and not batch.ripe
+        batch.widen(batch.memory, ripe)
+        if news:
             self._touch(queue, now)
         return True
 
@@ -526,14 +556,21 @@ class Accumulator:
     ) -> None:
         if self._adaptive and (batch.ripe or batch.count == 1) and now >= topic.load_at:
             self._update_load(topic, now)
-        topic.partitioner.update(queue.partition, size, topic.view, batch.is_full())
+        switched = topic.partitioner.update(queue.partition, size, topic.view, batch.is_full())
+        topic.sticky = None if switched else batch
 
     def _close_tail(self, queue: PartitionQueue, now: float) -> None:
         batch = queue.open
         if batch is not None:
-            batch.close()
-            queue.open = None
+            self._close(queue, batch)
         self._touch(queue, now)
+
+    def _close(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """The open batch takes no more records."""
+        batch.close()
+        queue.open = None
+        if queue.topic.sticky is batch:
+            queue.topic.sticky = None
 
     def _update_load(self, topic: TopicState, now: float) -> None:
         """Tell the partitioner how long the queues are (KIP-794, adaptive)."""
@@ -727,8 +764,7 @@ class Accumulator:
             if drained and size + head.estimated_size() > max_size:
                 break
             if head.is_open:
-                head.close()
-                queue.open = None
+                self._close(queue, head)
             if head.needs_compression() and not self._compress(queue, head):
                 del line[queue]
                 queue.ready_at = None
@@ -969,8 +1005,7 @@ class Accumulator:
         queue.batches.remove(batch)
         queue.topic.queued_batches -= 1
         if queue.open is batch:
-            batch.close()
-            queue.open = None
+            self._close(queue, batch)
 
     def _expiry(self, batch: ProducerBatch, now: float) -> Failure:
         age_ms = round((now - batch.created_at) * 1000)

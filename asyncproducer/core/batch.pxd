@@ -19,9 +19,11 @@ cdef char *_put_field(char *at, Py_ssize_t size, const unsigned char *field)
 cpdef Py_ssize_t batch_upper_bound(object key, object value, bytes headers) except -1
 
 
+@cython.final
 cdef class ProducerBatch(Outcome):
     cdef public Py_ssize_t write_limit
     cdef public Py_ssize_t capacity
+    cdef public Py_ssize_t easy
     cdef public double created_at
     cdef public object codec
     cdef public double ratio
@@ -57,11 +59,19 @@ cdef class ProducerBatch(Outcome):
     cpdef Py_ssize_t on_the_wire(self, Py_ssize_t size)
     cpdef bint is_full(self)
     cpdef bint has_room(self, Py_ssize_t size)
+    cpdef object widen(self, Py_ssize_t capacity, bint ripe)
 
     @cython.locals(
         key_size=Py_ssize_t, value_size=Py_ssize_t, key_data=bytes, value_data=bytes
     )
-    cpdef Delivery try_append(self, long long timestamp, object key, object value, bytes headers)
+    cpdef Delivery try_append(
+        self,
+        long long timestamp,
+        object key,
+        object value,
+        bytes headers,
+        Delivery used=*,
+    )
 
     @cython.locals(
         count=Py_ssize_t,

@@ -188,6 +188,9 @@ class ProducerBatch(Outcome):
         #: Bytes that the records may take before compression: what memory is held for. Parts of
         #: a split use memory outside the pool.
         self.capacity = memory if memory > 0 else sys.maxsize
+        #: Up to this size records are simply written. Where they are compressed, what is full is
+        #: an estimate that each record changes.
+        self.easy = min(write_limit, self.capacity) if codec is None else 0
         self.created_at = created_at
         self.codec = codec
         #: The compression estimate, taken once when the batch begins (Java does the same).
@@ -265,11 +268,27 @@ class ProducerBatch(Outcome):
             return self.size + size <= self.write_limit
         return self.estimated_size() + size <= self.write_limit
 
-    def try_append(self, timestamp: int, key: Any, value: Any, headers: bytes) -> Delivery | None:
+    def widen(self, capacity: int, ripe: bool) -> None:
+        """There is memory for `capacity` bytes; `ripe`: all of it may be used."""
+        self.capacity = capacity
+        self.ripe = ripe
+        if ripe:
+            self.easy = capacity
+        elif self.codec is None:
+            self.easy = min(self.write_limit, capacity)
+
+    def try_append(
+        self,
+        timestamp: int,
+        key: Any,
+        value: Any,
+        headers: bytes,
+        used: Delivery | None = None,
+    ) -> Delivery | None:
         """Write a record, or return None if the batch is closed or has no room for it.
 
         The first record always fits. `key` and `value` are bytes-like or None, `headers`
-        comes from `encode_headers`, `timestamp` is ms.
+        comes from `encode_headers`, `timestamp` is ms. `used`: see `Outcome.delivery`.
         """
         if not self.is_open:
             return None
@@ -285,7 +304,7 @@ class ProducerBatch(Outcome):
             timestamp, key_size, key_data, value_size, value_data, len(headers), headers
         ):
             return None
-        return self.delivery(self.count - 1, timestamp, key_size, value_size)
+        return self.delivery(self.count - 1, timestamp, key_size, value_size, used)
 
     def append_fields(
         self,
@@ -315,7 +334,7 @@ class ProducerBatch(Outcome):
         fields_size += 1 if value_size < 0 else value_size + _size_of_length(value_size)
         body_size = 1 + _size_of_delta(delta) + _size_of_length(count) + fields_size
         record_size = body_size + _size_of_length(body_size)
-        if count > 0 and not self.has_room(record_size):
+        if self.size + record_size > self.easy and count > 0 and not self.has_room(record_size):
             return False
         buffer = self.buffer
         if buffer is None:

@@ -33,7 +33,12 @@ cdef class Outcome:
     cpdef object add_fence(self, object fence)
     @cython.locals(delivery=Delivery)
     cpdef Delivery delivery(
-        self, Py_ssize_t index, long long timestamp, Py_ssize_t key_size, Py_ssize_t value_size
+        self,
+        Py_ssize_t index,
+        long long timestamp,
+        Py_ssize_t key_size,
+        Py_ssize_t value_size,
+        Delivery used=*,
     )
     cpdef tuple _part(self, Py_ssize_t index)
     cdef object _announce(self)

@@ -218,9 +218,19 @@ class Outcome:
             self.fences = []
         self.fences.append(fence)
 
-    def delivery(self, index: int, timestamp: int, key_size: int, value_size: int) -> Delivery:
-        """The handle of the record at `index`. Sizes are bytes, -1 for null."""
-        delivery = Delivery.__new__(Delivery)
+    def delivery(
+        self,
+        index: int,
+        timestamp: int,
+        key_size: int,
+        value_size: int,
+        used: Delivery | None = None,
+    ) -> Delivery:
+        """The handle of the record at `index`. Sizes are bytes, -1 for null.
+
+        `used` is one that nobody has any more: it becomes the new one.
+        """
+        delivery = Delivery.__new__(Delivery) if used is None else used
         delivery._outcome = self
         delivery._index = index
         delivery._timestamp = timestamp

@@ -21,6 +21,7 @@ cdef unsigned int hash_octets(octets_t octets, Py_ssize_t length) noexcept
 cpdef Py_ssize_t partition_for_key(object key, Py_ssize_t partition_count)
 
 
+@cython.final
 cdef class BuiltInPartitioner:
     cdef readonly str topic
     cdef object _random
