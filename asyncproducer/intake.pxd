@@ -101,6 +101,10 @@ cdef Entry _new_entry(
 cdef object _begin(object step)
 
 
+cdef class Front:
+    cdef public Intake _intake
+
+
 @cython.final
 cdef class Intake:
     cdef public Accumulator accumulator

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 # ruff: noqa: F821 (names that intake.pxd brings in where this module is compiled)
 
-__all__ = ["REFUSALS", "Entry", "Intake", "Pending"]
+__all__ = ["REFUSALS", "Entry", "Front", "Intake", "Pending"]
 
 #: Whether this module runs compiled. A file that Python loads from source ends in .py.
 COMPILED = not __file__.endswith(".py")
@@ -99,6 +99,11 @@ REFUSALS = (RecordError, MetadataNotReady, BufferFull, AuthorizationError)
 _CANNOT_WAIT = "send_nowait cannot wait for an async serializer: use send or enqueue"
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def _partitions(view: TopicMetadata) -> str:
+    count = view.partition_count
+    return "1 partition" if count == 1 else f"{count} partitions"
 
 
 class Pending(Ticket):
@@ -254,7 +259,9 @@ class Entry:
             delivery = self._enter()
             if delivery is None:
                 return self._inner
-        self._value = self._key = None
+        self._value = None
+        if self._key is not None:
+            self._key = None
         if not self._sends:
             intake.spare = self
             return delivery
@@ -266,7 +273,7 @@ class Entry:
         intake = self._intake
         partition, timestamp = self._rest or (None, None)
         record = self._topic, self._value, self._key, self._headers, partition, timestamp
-        self._value = self._key = self._headers = None
+        self._value = self._key = self._headers = self._rest = None
         if not self._sends and intake.breathing is not None:
             self._inner = intake.enter_later(*record)
             return None
@@ -290,7 +297,7 @@ class Entry:
         elif waiter._wakeup is not None:
             raise RuntimeError(f"this {self._called()}() is being awaited already")
         if waiter is None:
-            self._delivery = None
+            self._delivery = self._waiter = None
             self._intake.spare = self
             return delivery.result()
         waiter._asyncio_future_blocking = True
@@ -363,16 +370,19 @@ def _new_entry(
                 entry = None
     if entry is None:
         entry = Entry.__new__(Entry)
+        entry._key = entry._headers = entry._rest = None
+        entry._inner = entry._delivery = entry._waiter = None
     entry._sends = sends
     entry._intake = intake
     entry._topic = topic
     entry._value = value
-    entry._key = key
-    entry._headers = headers
-    entry._rest = None
+    # One that is used again has none of these: each None more is counted, in C too.
+    if key is not None:
+        entry._key = key
+    if headers is not None:
+        entry._headers = headers
     if partition is not None or timestamp is not None:
         entry._rest = partition, timestamp
-    entry._inner = entry._delivery = entry._waiter = None
     entry._begun = False
     return entry
 
@@ -774,32 +784,6 @@ class Intake:
             f"{self._pool.waiting} senders wait; await enqueue() or send(), or raise buffer_memory"
         )
 
-    def enqueue(
-        self,
-        topic: str,
-        value: Any = None,
-        *,
-        key: Any = None,
-        headers: Any = None,
-        partition: int | None = None,
-        timestamp: int | datetime | None = None,
-    ) -> Entry:
-        """Producer.enqueue without a coroutine: nothing happens until it is awaited."""
-        return _new_entry(False, self, topic, value, key, headers, partition, timestamp)
-
-    def send(
-        self,
-        topic: str,
-        value: Any = None,
-        *,
-        key: Any = None,
-        headers: Any = None,
-        partition: int | None = None,
-        timestamp: int | datetime | None = None,
-    ) -> Entry:
-        """Producer.send without a coroutine: nothing happens until it is awaited."""
-        return _new_entry(True, self, topic, value, key, headers, partition, timestamp)
-
     async def breathe(self) -> None:
         """Let the loop turn, for a task that has filled several batches in a row: answers must
         be read as well. Before its next record is taken, so that a cancellation finds nothing
@@ -917,7 +901,7 @@ class Intake:
         else:
             error = MetadataTimeout(
                 f"partition {pending.partition} of {pending.topic!r} did not appear within "
-                f"{budget}: the topic has {view.partition_count} partitions"
+                f"{budget}: the topic has {_partitions(view)}"
             )
         if code:
             error.__cause__ = BrokerError(code)
@@ -933,7 +917,7 @@ class Intake:
         elif pending.partition is not None and pending.partition >= view.partition_count:
             what = (
                 f"topic {pending.topic!r} has no partition {pending.partition}, only "
-                f"{view.partition_count} partitions"
+                f"{_partitions(view)}"
             )
         else:
             what = f"others wait in line to be sent to topic {pending.topic!r}"
@@ -1116,7 +1100,7 @@ class Intake:
         if type(partition) is not int or not 0 <= partition < view.partition_count:
             raise InvalidPartition(
                 f"the partitioner {type(self.partitioner).__name__} returned {partition!r} for "
-                f"{view.name}, which has {view.partition_count} partitions"
+                f"{view.name}, which has {_partitions(view)}"
             )
         return partition
 
@@ -1254,7 +1238,48 @@ running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_runn
 if COMPILED:  # pragma: no cover - coverage sees no C
     install_send(Entry, Waiter, Delivery, RecordMetadata, _begin)
 
-for _method in (Intake.send, Intake.enqueue):
+
+class Front:
+    """What a Producer inherits where it is compiled: `send` and `enqueue` without a coroutine."""
+
+    _intake: Intake | None
+
+    def enqueue(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Any:
+        """Producer.enqueue: nothing happens until it is awaited."""
+        if self._intake is None:
+            return self._not_yet()
+        return _new_entry(False, self._intake, topic, value, key, headers, partition, timestamp)
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Any:
+        """Producer.send: nothing happens until it is awaited."""
+        if self._intake is None:
+            return self._not_yet()
+        return _new_entry(True, self._intake, topic, value, key, headers, partition, timestamp)
+
+    async def _not_yet(self) -> Any:
+        """There is no intake before the start. Raises when it is awaited."""
+        raise NotImplementedError
+
+
+for _method in (Front.send, Front.enqueue):
     # What wants a coroutine function, as Starlette's background tasks do, shall find one.
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(_method)

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from functools import update_wrapper
 from itertools import islice
 from time import time_ns
 from types import TracebackType
@@ -48,7 +49,7 @@ from asyncproducer.errors import (
     WrongLoopError,
     again,
 )
-from asyncproducer.intake import Intake, Pending, running_loop
+from asyncproducer.intake import Front, Intake, Pending, running_loop
 from asyncproducer.net.buffer_pool import BufferPool
 from asyncproducer.net.cluster import Cluster
 from asyncproducer.net.scheduler import Scheduler
@@ -180,7 +181,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class Producer(Generic[K, V]):
+class Producer(Front, Generic[K, V]):
     """Puts records into Kafka topics, from one asyncio event loop.
 
         async with Producer("localhost:9092") as producer:
@@ -362,12 +363,6 @@ class Producer(Generic[K, V]):
         self._intake.open()
         self._enter = self._intake.enter
         self._wait = self._intake.wait
-        if IMPLEMENTATION == "compiled":
-            # The same without a frame. What a subclass or a test has put there is left alone.
-            if type(self).send is _SEND:
-                self.send = self._intake.send  # type: ignore[method-assign]
-            if type(self).enqueue is _ENQUEUE:
-                self.enqueue = self._intake.enqueue  # type: ignore[method-assign]
         self._task = loop.create_task(self._scheduler.run(), name=f"{self._client_id} scheduler")
         _FORKED.add(self)
 
@@ -445,6 +440,9 @@ class Producer(Generic[K, V]):
     def _not_started(self, *_: Any, **__: Any) -> Any:
         self._check_usable()
         raise ProducerNotStarted("the producer is not started")
+
+    async def _not_yet(self) -> Any:
+        self._not_started()
 
     async def __aenter__(self) -> Producer[K, V]:
         await self.start()
@@ -1102,6 +1100,10 @@ class Producer(Generic[K, V]):
         return Portal(self, self._loop)
 
 
-#: What `start` may replace, see there.
-_SEND, _ENQUEUE = Producer.send, Producer.enqueue
-Intake.send.__doc__, Intake.enqueue.__doc__ = _SEND.__doc__, _ENQUEUE.__doc__
+update_wrapper(Front.send, Producer.send)
+update_wrapper(Front.enqueue, Producer.enqueue)
+if IMPLEMENTATION == "compiled":
+    # What is inherited does the same without a frame.
+    delattr(Producer, "send")
+    delattr(Producer, "enqueue")
+_ENQUEUE = Producer.enqueue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
+from types import MethodType
 from typing import Any
 
 import anyio
@@ -24,7 +25,7 @@ from asyncproducer import (
     SerializationError,
 )
 from asyncproducer._implementation import IMPLEMENTATION
-from asyncproducer.intake import Entry, Intake
+from asyncproducer.intake import Entry, Front
 from asyncproducer.testing import EmbeddedCluster
 
 pytestmark = pytest.mark.virtual_time
@@ -32,11 +33,18 @@ pytestmark = pytest.mark.virtual_time
 New = Callable[..., Producer[Any, Any]]
 
 
-async def running(producer: Producer[Any, Any]) -> Intake:
+class Short:
+    """Both methods of a producer as they are where it is compiled."""
+
+    def __init__(self, producer: Producer[Any, Any]) -> None:
+        self.enqueue: Any = MethodType(Front.enqueue, producer)
+        self.send: Any = MethodType(Front.send, producer)
+
+
+async def running(producer: Producer[Any, Any]) -> Short:
     await producer.start()
     await producer.warm_up("t", "t4")
-    assert producer._intake is not None
-    return producer._intake
+    return Short(producer)
 
 
 async def fill(producer: Producer[Any, Any]) -> Delivery:
@@ -107,8 +115,8 @@ async def test_what_a_test_has_put_in_the_place_of_a_method_is_called(
 async def test_it_counts_as_a_coroutine_function(new_producer: New, name: str) -> None:
     """Else Starlette would call it in a thread, as a background task."""
     producer = new_producer()
-    intake = await running(producer)
-    for method in (getattr(producer, name), getattr(intake, name)):
+    short = await running(producer)
+    for method in (getattr(producer, name), getattr(short, name)):
         assert asyncio.iscoroutinefunction(method)
         assert method.__doc__ == getattr(Producer, name).__doc__
 
@@ -116,10 +124,10 @@ async def test_it_counts_as_a_coroutine_function(new_producer: New, name: str) -
 async def test_it_is_done_in_its_first_step(cluster: EmbeddedCluster, new_producer: New) -> None:
     """With room and metadata, the loop does not turn."""
     producer = new_producer()
-    intake = await running(producer)
+    short = await running(producer)
     turns: list[int] = []
     asyncio.get_running_loop().call_soon(turns.append, 1)
-    delivery = await intake.enqueue(
+    delivery = await short.enqueue(
         "t4", b"v", key=b"k", headers={"h": b"1"}, partition=3, timestamp=7
     )
     assert type(delivery) is Delivery
@@ -132,8 +140,8 @@ async def test_it_is_done_in_its_first_step(cluster: EmbeddedCluster, new_produc
 
 
 async def test_the_value_is_optional(cluster: EmbeddedCluster, new_producer: New) -> None:
-    intake = await running(new_producer())
-    await (await intake.enqueue("t", key=b"k"))
+    short = await running(new_producer())
+    await (await short.enqueue("t", key=b"k"))
     assert values(cluster) == [None]
 
 
@@ -141,9 +149,9 @@ async def test_nothing_happens_before_it_is_awaited(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
     producer = new_producer()
-    intake = await running(producer)
-    first = intake.enqueue("t", b"first")
-    second = intake.enqueue("t", b"second")
+    short = await running(producer)
+    first = short.enqueue("t", b"first")
+    second = short.enqueue("t", b"second")
     assert not producer._accumulator.incomplete
     later = await second
     await (await first)
@@ -155,9 +163,9 @@ async def test_nothing_happens_before_it_is_awaited(
 async def test_never_awaited_is_a_warning(
     cluster: EmbeddedCluster, new_producer: New, name: str
 ) -> None:
-    intake = await running(new_producer())
+    short = await running(new_producer())
     with pytest.warns(RuntimeWarning, match=rf"{name}\('t', ...\) was never awaited"):
-        getattr(intake, name)("t", b"lost")
+        getattr(short, name)("t", b"lost")
     assert values(cluster) == []
 
 
@@ -165,8 +173,8 @@ async def test_never_awaited_is_a_warning(
 async def test_awaited_twice_is_an_error(
     cluster: EmbeddedCluster, new_producer: New, name: str
 ) -> None:
-    intake = await running(new_producer())
-    entry = getattr(intake, name)("t", b"once")
+    short = await running(new_producer())
+    entry = getattr(short, name)("t", b"once")
     await acknowledged(await entry)
     with pytest.raises(RuntimeError, match=rf"the same {name}\(\) twice"):
         await entry
@@ -178,15 +186,15 @@ async def test_one_that_is_kept_is_not_used_again(
     cluster: EmbeddedCluster, new_producer: New, name: str
 ) -> None:
     """Compiled, a loop of sends has one Entry for all its records."""
-    intake = await running(new_producer())
-    kept = getattr(intake, name)("t", b"1", partition=0)
+    short = await running(new_producer())
+    kept = getattr(short, name)("t", b"1", partition=0)
     await acknowledged(await kept)
-    another = getattr(intake, name)("t", b"2", partition=0)
+    another = getattr(short, name)("t", b"2", partition=0)
     with pytest.raises(RuntimeError, match="twice"):
         await kept
     await acknowledged(await another)
     for value in (b"3", b"4"):
-        await acknowledged(await getattr(intake, name)("t", value, partition=0))
+        await acknowledged(await getattr(short, name)("t", value, partition=0))
     assert values(cluster) == [b"1", b"2", b"3", b"4"]
 
 
@@ -194,18 +202,18 @@ async def test_one_that_is_kept_is_not_used_again(
 async def test_one_that_is_used_again_and_never_awaited_is_a_warning_too(
     new_producer: New, name: str
 ) -> None:
-    intake = await running(new_producer())
-    await acknowledged(await getattr(intake, name)("t", b"v"))
+    short = await running(new_producer())
+    await acknowledged(await getattr(short, name)("t", b"v"))
     with pytest.warns(RuntimeWarning, match="was never awaited"):
-        getattr(intake, name)("t", b"lost")
+        getattr(short, name)("t", b"lost")
 
 
 @pytest.mark.parametrize("python_tasks", [False, True])
 async def test_two_tasks_cannot_await_the_same_send(
     cluster: EmbeddedCluster, new_producer: New, python_tasks: bool
 ) -> None:
-    intake = await running(new_producer())
-    entry = intake.send("t", b"once")
+    short = await running(new_producer())
+    entry = short.send("t", b"once")
     task: Any = asyncio.tasks._PyTask if python_tasks else asyncio.Task  # type: ignore[attr-defined]
     first, second = task(entry), task(entry)
     with pytest.raises(RuntimeError, match=r"this send\(\) is being awaited already"):
@@ -217,13 +225,13 @@ async def test_two_tasks_cannot_await_the_same_send(
 @both
 async def test_errors_come_when_it_is_awaited(new_producer: New, name: str) -> None:
     producer = new_producer()
-    intake = await running(producer)
-    entry = getattr(intake, name)("t", 5)
+    short = await running(producer)
+    entry = getattr(short, name)("t", 5)
     with pytest.raises(SerializationError):
         await entry
     assert producer.metrics()["record_error_total"] == 1
     await producer.close()
-    entry = getattr(intake, name)("t", b"late")
+    entry = getattr(short, name)("t", b"late")
     with pytest.raises(ProducerClosed):
         await entry
 
@@ -232,11 +240,11 @@ async def test_errors_come_when_it_is_awaited(new_producer: New, name: str) -> N
 async def test_a_record_that_is_not_delivered_is_an_error_of_send(
     cluster: EmbeddedCluster, new_producer: New, python_task: bool
 ) -> None:
-    intake = await running(new_producer())
+    short = await running(new_producer())
     cluster.inject("produce", error="INVALID_RECORD")
     task: Any = asyncio.tasks._PyTask if python_task else asyncio.Task  # type: ignore[attr-defined]
     with pytest.raises(DeliveryError) as caught:
-        await task(intake.send("t", b"v"))
+        await task(short.send("t", b"v"))
     assert caught.value.code == ErrorCode.INVALID_RECORD
     assert values(cluster) == []
 
@@ -245,8 +253,8 @@ async def test_cancelled_while_it_waits_for_the_brokers_the_delivery_goes_on(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
     producer = new_producer()
-    intake = await running(producer)
-    entry = intake.send("t", b"v")
+    short = await running(producer)
+    entry = short.send("t", b"v")
     task = asyncio.create_task(entry)
     await asyncio.sleep(0)
     task.cancel("enough")
@@ -291,8 +299,8 @@ async def test_asyncio_takes_it_for_a_coroutine(
     run: Callable[[Any], Coroutine[Any, Any, Any]],
     name: str,
 ) -> None:
-    intake = await running(new_producer())
-    entry = getattr(intake, name)("t", b"v")
+    short = await running(new_producer())
+    entry = getattr(short, name)("t", b"v")
     assert asyncio.iscoroutine(entry)
     assert inspect.isawaitable(entry)
     metadata = await acknowledged(await run(entry))
@@ -305,8 +313,8 @@ async def test_a_plain_python_task_runs_it(
     cluster: EmbeddedCluster, new_producer: New, name: str
 ) -> None:
     """That calls `send`, where the C one has a shorter way."""
-    intake = await running(new_producer())
-    task: Any = asyncio.tasks._PyTask(getattr(intake, name)("t", b"v"))  # type: ignore[attr-defined]
+    short = await running(new_producer())
+    task: Any = asyncio.tasks._PyTask(getattr(short, name)("t", b"v"))  # type: ignore[attr-defined]
     assert (await acknowledged(await task)).offset == 0
     assert values(cluster) == [b"v"]
 
@@ -327,9 +335,9 @@ async def test_it_waits_for_room(
     cluster: EmbeddedCluster, new_producer: New, python_task: bool, name: str
 ) -> None:
     producer = new_producer(**FULL)
-    intake = await running(producer)
+    short = await running(producer)
     await fill(producer)
-    entry = getattr(intake, name)("t", bytes(800))
+    entry = getattr(short, name)("t", bytes(800))
     task: Any
     if python_task:
         task = asyncio.tasks._PyTask(entry)  # type: ignore[attr-defined]
@@ -348,9 +356,9 @@ async def test_cancelled_while_it_waits_for_room_nothing_is_sent(
     cluster: EmbeddedCluster, new_producer: New, name: str
 ) -> None:
     producer = new_producer(**FULL)
-    intake = await running(producer)
+    short = await running(producer)
     first = await fill(producer)
-    task = asyncio.create_task(getattr(intake, name)("t", bytes(800)))
+    task = asyncio.create_task(getattr(short, name)("t", bytes(800)))
     await asyncio.sleep(0)
     assert producer._pool.waiting == 1
     task.cancel("enough")
@@ -364,12 +372,12 @@ async def test_cancelled_while_it_waits_for_room_nothing_is_sent(
 
 async def test_no_room_in_time(cluster: EmbeddedCluster, new_producer: New) -> None:
     producer = new_producer(**FULL, max_block_ms=1000)
-    intake = await running(producer)
+    short = await running(producer)
     cluster.pause(1)
     cluster.pause(2)
     first = await fill(producer)
     with pytest.raises(BufferTimeout):
-        await intake.enqueue("t", bytes(800))
+        await short.enqueue("t", bytes(800))
     assert producer.metrics()["record_error_total"] == 1
     cluster.resume(1)
     cluster.resume(2)
@@ -379,9 +387,9 @@ async def test_no_room_in_time(cluster: EmbeddedCluster, new_producer: New) -> N
 @both
 async def test_given_up_while_it_waits(new_producer: New, name: str) -> None:
     producer = new_producer(**FULL)
-    intake = await running(producer)
+    short = await running(producer)
     first = await fill(producer)
-    entry = getattr(intake, name)("t", bytes(800))
+    entry = getattr(short, name)("t", bytes(800))
     entry.send(None)
     assert producer._pool.waiting == 1
     entry.close()
@@ -391,8 +399,8 @@ async def test_given_up_while_it_waits(new_producer: New, name: str) -> None:
 
 @both
 async def test_given_up_before_it_began(new_producer: New, name: str) -> None:
-    intake = await running(new_producer())
-    entry = getattr(intake, name)("t", b"v")
+    short = await running(new_producer())
+    entry = getattr(short, name)("t", b"v")
     entry.close()
     with pytest.raises(RuntimeError, match="twice"):
         await entry
@@ -401,14 +409,14 @@ async def test_given_up_before_it_began(new_producer: New, name: str) -> None:
 @both
 async def test_an_exception_thrown_in_before_it_began(new_producer: New, name: str) -> None:
     """As a task does that is cancelled before it runs."""
-    intake = await running(new_producer())
+    short = await running(new_producer())
     error = KeyError("k")
     for thrown in ((error,), (KeyError, error, None)):
-        entry = getattr(intake, name)("t", b"v")
+        entry = getattr(short, name)("t", b"v")
         with pytest.raises(KeyError) as caught:
             entry.throw(*thrown)
         assert caught.value is error
-    task = asyncio.create_task(getattr(intake, name)("t", b"v"))
+    task = asyncio.create_task(getattr(short, name)("t", b"v"))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -420,8 +428,8 @@ async def test_a_long_loop_lets_others_run(
 ) -> None:
     """Without ever waiting for room: answers must be read, here after about a thousand records."""
     producer = new_producer()
-    intake = await running(producer)
-    enqueue: Any = intake.enqueue if direct else producer.enqueue
+    short = await running(producer)
+    enqueue: Any = short.enqueue if direct else producer.enqueue
     loop = asyncio.get_running_loop()
     turns: list[int] = []
 
