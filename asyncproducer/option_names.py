@@ -7,6 +7,7 @@ by `Names`, which is made from the options of config.py.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from asyncproducer.option_kinds import (
     Words,
     shown,
 )
+
+logger = logging.getLogger("asyncproducer")
 
 __all__ = [
     "JAVA_DEFAULTS",
@@ -96,12 +99,21 @@ JAVA_DEFAULTS: dict[str, tuple[object, tuple[str, ...]]] = {
 
 
 def drop_java_defaults(options: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """Take out of a mapping's `options` what is in JAVA_DEFAULTS; `over` are those beside it."""
+    """Take out of a mapping's `options` what is in JAVA_DEFAULTS; `over` are those beside it.
+
+    What would switch on a feature is told: it was perhaps meant.
+    """
     for name, (default, others) in JAVA_DEFAULTS.items():
         if options.get(name) == default and all(
             over.get(other, options.get(other)) is None for other in others
         ):
             del options[name]
+            if default is True:
+                logger.warning(
+                    "%s=true has no effect: the feature does not exist here yet. It is Java's "
+                    "default; set it to false, or leave it out, and nothing is logged",
+                    name.replace("_", "."),
+                )
 
 
 class Refused(NamedTuple):

@@ -1050,7 +1050,7 @@ def test_a_dump_of_javas_defaults_asks_for_nothing(caplog: pytest.LogCaptureFixt
     nulls = dict.fromkeys(JAVA_NULLS.split())
     with caplog.at_level(logging.DEBUG):
         assert mapped({**dump, **nulls}) == mapped(dump) == make()
-    assert not caplog.records
+    assert all("=true has no effect" in r.getMessage() for r in caplog.records)
     for protocol in ("SSL", "SASL_SSL"):
         config = mapped({**dump, **nulls, "security.protocol": protocol}, **sasl_of(protocol))
         assert config == make(security_protocol=protocol, **sasl_of(protocol))
@@ -1106,6 +1106,16 @@ def test_a_location_beside_the_mapping_counts_too() -> None:
     assert "must be one of PEM" in mapping_refusal(jks, ssl_truststore_location="a.jks")
     config = mapped({**jks, "ssl.truststore.location": "a.jks"}, ssl_truststore_location=None)
     assert config.ssl_truststore_type == "PEM"
+
+
+def test_a_feature_that_is_dropped_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """CF-13"""
+    features = ["enable.metrics.push", "metadata.cluster.check.enable"]
+    mapped({**dict.fromkeys(features, "false"), "ssl.truststore.type": "JKS"})
+    assert not caplog.records
+    mapped(dict.fromkeys(features, "true"))
+    assert [r.levelno for r in caplog.records] == [logging.WARNING] * 2
+    assert [r.getMessage().split("=")[0] for r in caplog.records] == features
 
 
 def test_javas_defaults_are_only_dropped_from_mappings() -> None:

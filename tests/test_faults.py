@@ -993,6 +993,27 @@ def test_loop_closed_with_tasks_pending(waits: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_nothing_is_tried_again_when_the_loop_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    """With real sockets, whose transports complain about the loop."""
+    made: list[Any] = []
+
+    async def main() -> None:
+        cluster = EmbeddedCluster(topics={"t": 1})
+        await cluster.start()
+        producer: Producer[Any, Any] = Producer(cluster.bootstrap_servers)
+        await producer.start()
+        made.extend([cluster, producer, await producer.send("t", b"value")])
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    asyncio.run(made[1].close())
+    made.clear()
+    gc.collect()
+    assert not [r for r in caplog.records if "asyncproducer" in r.name]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("age", [0.0, 100.0])
 def test_report_of_records_whose_loop_is_closed_is_right(age: float) -> None:
     """Closed from elsewhere, on another clock: how old a record is goes by its own."""

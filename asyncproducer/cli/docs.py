@@ -135,7 +135,8 @@ There are three other ways to give options:
 
 - `ProducerConfig.from_mapping(mapping)` takes Java's dotted names, or librdkafka's (see below).
   Values may be text: `"true"`, `"20"`. An option set under two names is an error. A dump of all of
-  Java's options loads: what has Java's default asks for nothing, where we do not have it.
+  Java's options loads: what has Java's default asks for nothing, where we do not have it. Where
+  that default would switch on a feature, the log says that there is none.
 - `ProducerConfig.from_env(prefix="KAFKA_")` takes `KAFKA_LINGER_MS` for `linger_ms` and so on.
   Variables that are no option are ignored, since `KAFKA_HOME`, `KAFKA_OPTS` and others belong to
   other software, except those within one or two typing errors of an option, and the names below

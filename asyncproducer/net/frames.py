@@ -71,7 +71,7 @@ def _size(prefix: memoryview) -> int:
     if 0 <= size <= MAX_FRAME_BYTES:
         return size
     first = bytes(prefix)
-    if first == b"HTTP":
+    if first == b"HTTP" or first.lower() in (b"<!do", b"<htm"):
         raise ProtocolError(
             "the peer answers in HTTP: the port belongs to a web server, not to a Kafka broker"
         )

@@ -176,6 +176,8 @@ class BrokerLink:
                 try:
                     await self._live()
                 except Exception as exc:
+                    if self._loop.is_closed():
+                        return  # and this is what was left of us
                     logger.exception("broker %s: unexpected error, trying again later", self.node)
                     self._failed(exc)
         finally:

@@ -52,6 +52,10 @@ _NEVER = float("inf")
 #: Retries are logged so that somebody sees them, once in so many seconds for each topic. All of
 #: them are at level DEBUG.
 _WARNING_SECONDS = 10.0
+
+#: How often brokers may have no producer id for us yet before that is worth a warning: one that
+#: has just started has none for a moment.
+_REFUSALS_TOLD = 10
 _PRODUCE_WITH_TOPIC_IDS = 13
 
 
@@ -94,6 +98,8 @@ class Scheduler:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Why there is no producer id yet, where one is asked for in vain.
         self.id_error: KafkaError | None = None
+        self._id_refusals = 0
+        self._id_told = False
         self.stopped = False
         #: Why nothing can be sent any more, or None.
         self.fatal_error: KafkaError | None = None
@@ -536,6 +542,8 @@ class Scheduler:
                     sequences.assigned(response.producer_id, response.producer_epoch)
                     now = self._loop.time()
                     self.id_error = None
+                    self._id_refusals = 0
+                    self._id_told = False
                     self._accumulator.touch_all(now)
                     self.try_step(now)
                     self.wake()
@@ -546,8 +554,13 @@ class Scheduler:
             await asyncio.sleep(self._backoff)
 
     def _no_producer_id(self, error: KafkaError) -> None:
-        """None yet: another try follows."""
-        level = logging.WARNING if self.id_error is None else logging.DEBUG
+        """None yet: another try follows. A broker that answers may only have started."""
+        self._id_refusals += 1
+        patient = isinstance(error, BrokerError) and self._id_refusals < _REFUSALS_TOLD
+        level = logging.DEBUG
+        if not (patient or self._id_told):
+            level = logging.WARNING
+            self._id_told = True
         logger.log(level, "no producer id yet, trying on: %s", error)
         self.id_error = error
 

@@ -66,6 +66,8 @@ def test_an_empty_chunk_changes_nothing() -> None:
     ("prefix", "said"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n", "web server"),
+        (b"<!DOCTYPE HTML>", "web server"),
+        (b"<html>", "web server"),
         (b"\x15\x03\x03\x00\x02\x02\x50", "security_protocol to SSL"),
         ((-1).to_bytes(4, "big", signed=True), "frame of -1 bytes"),
         ((MAX_FRAME_BYTES + 1).to_bytes(4, "big"), "does not speak Kafka"),

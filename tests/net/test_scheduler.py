@@ -1270,6 +1270,21 @@ async def test_producer_id_that_is_none_is_asked_for_again(
     assert not errors_logged(caplog)
 
 
+@pytest.mark.parametrize(("refusals", "told"), [(9, 0), (10, 1), (30, 1)])
+async def test_brokers_that_have_just_started_are_no_cause_for_a_warning(
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    caplog: pytest.LogCaptureFixture,
+    refusals: int,
+    told: int,
+) -> None:
+    cluster.inject("init_producer_id", error="COORDINATOR_LOAD_IN_PROGRESS", times=refusals)
+    async with new_producer() as producer:
+        await producer.send("t", payload(0))
+    assert len(cluster.received("init_producer_id")) == refusals + 1
+    assert len(id_warnings(caplog)) == told
+
+
 @NO_IDS
 async def test_closing_without_a_producer_id(
     cluster: EmbeddedCluster, new_producer: New, forge: Forge, nonsense: tuple[int, int]
