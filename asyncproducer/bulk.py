@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["Sending", "TableResult"]
 
 #: How many records are taken from an iterable at once: as many as have about so many bytes,
-#: as those before them had. What was taken is not waited for by anybody else, but is in memory.
+#: as those before them had. What was taken is in memory; what a list has, is there anyway.
 _CHUNK_BYTES = 262_144
 _LARGEST_CHUNK = 1000
+_LARGEST_OF_LIST = 10_000
 _FIRST_CHUNK = 1
 
 #: How many records of an async iterable share their bookkeeping.
@@ -172,6 +173,7 @@ class Sending:
                 await self._take(topic, rows, rows.count - 1)
         else:
             iterator = iter(records)
+            whole = type(records) in (list, tuple)
             size = _FIRST_CHUNK
             broken: Exception | None = None
             while broken is None:
@@ -185,8 +187,11 @@ class Sending:
                 rows = Objects(items, topic)
                 parts.append(rows)
                 await self._take(topic, rows, 0)
-                fitting = _CHUNK_BYTES * rows.count // max(1, rows.bytes)
-                size = max(1, min(fitting, 4 * size, _LARGEST_CHUNK))
+                if whole:
+                    size = min(4 * size, _LARGEST_OF_LIST)
+                else:
+                    fitting = _CHUNK_BYTES * rows.count // max(1, rows.bytes)
+                    size = max(1, min(fitting, 4 * size, _LARGEST_CHUNK))
             if broken is not None:
                 raise broken
         for rows in parts:

@@ -18,6 +18,7 @@ cdef bint COMPILED
 cdef Py_ssize_t _BYTES_PER_TURN
 cdef Py_ssize_t _BYTES_PER_RECORD
 cdef Py_ssize_t _BYTES_PER_ROW
+cdef Py_ssize_t _ROWS_AT_ONCE
 
 cdef extern from *:
     """
@@ -189,6 +190,7 @@ cdef class Intake:
         batch=ProducerBatch,
         row=Py_ssize_t,
         place=Py_ssize_t,
+        size=Py_ssize_t,
     )
     cpdef Py_ssize_t enter_rows(self, Rows rows, Py_ssize_t first) except -1
     @cython.locals(accumulator=Accumulator, delivery=Delivery)

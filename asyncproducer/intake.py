@@ -87,7 +87,9 @@ _SERVED_AT_ONCE = 500
 _BYTES_PER_TURN = 524_288
 _BYTES_PER_RECORD = 400
 #: The same for a row of a bulk, which costs less.
-_BYTES_PER_ROW = 50
+_BYTES_PER_ROW = 20
+#: How many rows go in at most before the budget of the turn is looked at.
+_ROWS_AT_ONCE = 500
 
 #: How many partitions must have a batch to send before a request leaves within a turn of the
 #: loop: fewer would make many small requests under load, more would leave brokers idle.
@@ -726,6 +728,12 @@ class Intake:
                 break
             row += 1
             self._taken += rows.size + _BYTES_PER_ROW
+            batch = state.sticky
+            if batch is not None and place < 0:
+                first = row
+                size = batch.size
+                row = accumulator.append_run(state, rows, row, min(rows.count, row + _ROWS_AT_ONCE))
+                self._taken += batch.size - size + (row - first) * _BYTES_PER_ROW
             if self._taken > _BYTES_PER_TURN:
                 self._taken = 0
                 self.breathing = asyncio.current_task()

@@ -12,6 +12,7 @@ cdef extern from "Python.h":
 
 cdef bint COMPILED
 cdef Py_ssize_t _MOST_ADDED
+cdef Py_ssize_t _KEPT_BYTES
 
 
 @cython.final
@@ -77,6 +78,8 @@ cdef class Accumulator:
     cdef public bint closed
     cdef bint _rushing
     cdef Py_ssize_t _returned
+    cdef list _kept
+    cdef Py_ssize_t _kept_bytes
     cdef public bint news
     cdef public Delivery last
     cdef dict _node_times
@@ -95,6 +98,11 @@ cdef class Accumulator:
 
     @cython.locals(batch=ProducerBatch, before=Py_ssize_t, size=Py_ssize_t)
     cpdef ProducerBatch append_row(self, TopicState topic, Py_ssize_t partition, Rows rows)
+
+    @cython.locals(batch=ProducerBatch, before=Py_ssize_t, limit=Py_ssize_t)
+    cpdef Py_ssize_t append_run(
+        self, TopicState topic, Rows rows, Py_ssize_t row, Py_ssize_t end
+    ) except -1
 
     @cython.locals(size=Py_ssize_t)
     cdef object _stick(self, TopicState topic, ProducerBatch batch, Py_ssize_t before)
@@ -132,6 +140,11 @@ cdef class Accumulator:
 
     @cython.locals(batch=ProducerBatch)
     cdef ProducerBatch _new_batch(self, PartitionQueue queue, Py_ssize_t size, double now)
+
+    cdef bytearray _reused(self, Py_ssize_t size)
+
+    @cython.locals(buffer=bytearray)
+    cdef object _keep(self, ProducerBatch batch)
 
     cdef object _begin(self, PartitionQueue queue, ProducerBatch batch)
 

@@ -55,6 +55,9 @@ _SMALL_HEAP = 64
 #: The most that a record adds to its key, value and headers, lengths included.
 _MOST_ADDED = RECORD_OVERHEAD + 10
 
+#: How many bytes the buffers may have, or a little more, that are kept for other batches.
+_KEPT_BYTES = 8 * 1024 * 1024
+
 #: How often the load of a topic's queues is looked at, in seconds per partition, and at
 #: least: counting is O(partitions), so large topics are counted less often.
 _LOAD_SECONDS_PER_PARTITION = 1e-5
@@ -234,6 +237,9 @@ class Accumulator:
         self.closed = False
         self._rushing = False
         self._returned = 0
+        #: Buffers for batches to come.
+        self._kept: list[bytearray] = []
+        self._kept_bytes = 0
         #: Set when a queue became ready or a batch began; the shell clears it.
         self.news = False
         #: The last delivery, for as long as the loop has not turned: where nobody keeps it, it
@@ -375,6 +381,39 @@ class Accumulator:
         if partition < 0:
             self._stick(topic, batch, before)
         return batch
+
+    def append_run(self, topic: TopicState, rows: Rows, row: int, end: int) -> int:
+        """`append_row` of the rows from `row` on that go where the one before went, without a
+        partition or key of their own, as long as that takes no more than writing.
+
+        Returns the first row that is not in, or `end`.
+        """
+        batch = topic.sticky
+        if batch is None or not batch.is_open or self._codec is not None:
+            return row
+        before = batch.size
+        limit = before + topic.partitioner.room(batch.ripe)
+        if batch.easy < limit:
+            limit = batch.easy
+        name = rows.topic
+        while row < end and rows.read(row):
+            if rows.partition >= 0 or rows.key_size >= 0 or rows.topic is not name:
+                break
+            if batch.size + rows.size + _MOST_ADDED >= limit or not batch.append_fields(
+                rows.timestamp,
+                rows.key_size,
+                rows.key,
+                rows.value_size,
+                rows.value,
+                rows.headers_size,
+                rows.headers,
+            ):
+                break
+            rows.place(row, batch, batch.count - 1)
+            row += 1
+        if batch.size > before:
+            self._stick(topic, batch, before)
+        return row
 
     def _stick(self, topic: TopicState, batch: ProducerBatch, before: int) -> None:
         """The sticky partition has grown from `before` bytes."""
@@ -536,9 +575,18 @@ class Accumulator:
             ratio=1.0 if codec is None else self.estimator.estimate(topic.name, codec.codec_id),
             memory=size,
             loop=self._loop,
+            buffer=self._reused(size),
         )
         batch.order = (queue.next_order,)
         return batch
+
+    def _reused(self, size: int) -> bytearray | None:
+        """A buffer that has done its work, if the last that was kept is large enough."""
+        if not self._kept or len(self._kept[-1]) < size:
+            return None
+        buffer = self._kept.pop()
+        self._kept_bytes -= len(buffer)
+        return buffer
 
     def _begin(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         """Take a new batch in. It has its first record: nobody may meet an empty one."""
@@ -965,9 +1013,20 @@ class Accumulator:
         if batch.in_flight:
             return
         if not batch.compressing:
+            self._keep(batch)
             batch.release()
         self._returned += batch.memory
         batch.memory = 0
+
+    def _keep(self, batch: ProducerBatch) -> None:
+        """The buffer may serve another batch: fresh memory costs the system a fault per page."""
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            buffer = batch.buffer
+            batch.buffer = None
+            # Unless somebody else can still read it, as a socket may where a request was lost.
+            if buffer is not None and Py_REFCNT(buffer) == 1 and self._kept_bytes < _KEPT_BYTES:
+                self._kept_bytes += len(buffer)
+                self._kept.append(buffer)
 
     def give_back(self) -> None:
         """Hand freed memory to the pool, and so to those who wait for it."""

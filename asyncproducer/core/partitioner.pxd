@@ -40,6 +40,9 @@ cdef class BuiltInPartitioner:
         self, Py_ssize_t partition, long long appended_bytes, object topic, bint enable_switch
     )
 
+    @cython.locals(size=cython.longlong)
+    cpdef long long room(self, bint enable_switch)
+
     cpdef object update_load(
         self, object queue_sizes, object partition_ids=*, Py_ssize_t length=*
     )

@@ -152,6 +152,11 @@ class BuiltInPartitioner:
         self._produced_bytes = produced
         return False
 
+    def room(self, enable_switch: bool) -> int:
+        """With fewer bytes than this, `update` makes no new choice."""
+        size = self._sticky_batch_size
+        return (size if enable_switch else 2 * size) - self._produced_bytes
+
     def update_load(
         self,
         queue_sizes: Sequence[int] | None,

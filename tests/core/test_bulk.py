@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncproducer.arrow import Columns, open_table
 from asyncproducer.core.accumulator import Accumulator, TopicState
 from asyncproducer.core.backoff import ExponentialBackoff
-from asyncproducer.core.batch import ProducerBatch, encode_headers
+from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, encode_headers
 from asyncproducer.core.bulk import Column, Objects, Rows, Table, Validity
 from asyncproducer.core.compression import codec
 from asyncproducer.core.delivery import Delivery, Failure
@@ -23,6 +23,9 @@ from asyncproducer.errors import BrokerRejected, RecordTooLarge, SerializationEr
 from asyncproducer.records import Record, RecordMetadata
 
 T0 = 1_700_000_000_000
+#: How many rows a run may have, small enough to end in the middle of something.
+RUN = 7
+
 PARTITIONS = 3
 
 BYTES = (
@@ -81,7 +84,8 @@ def accumulator(
 
 def take(made: Accumulator, topic: TopicState, rows: Rows) -> int:
     """As intake does it. Returns the first row that did not get in."""
-    for row in range(rows.count):
+    row = 0
+    while row < rows.count:
         assert rows.read(row)
         place = rows.partition
         if place < 0 and rows.key_size >= 0:
@@ -89,12 +93,15 @@ def take(made: Accumulator, topic: TopicState, rows: Rows) -> int:
         batch = made.append_row(topic, place, rows)
         if batch is not None:
             rows.place(row, batch, batch.count - 1)
-            continue
-        key, value, headers = rows.fields()
-        delivery = made.append(topic, place, rows.timestamp, key, value, headers, 0.0)
-        if delivery is None:
-            return row
-        rows.placed(row, delivery)
+        else:
+            key, value, headers = rows.fields()
+            delivery = made.append(topic, place, rows.timestamp, key, value, headers, 0.0)
+            if delivery is None:
+                return row
+            rows.placed(row, delivery)
+        row += 1
+        if place < 0:
+            row = made.append_run(topic, rows, row, min(rows.count, row + RUN))
     return rows.count
 
 
@@ -178,6 +185,43 @@ def test_rows_of_a_table_make_the_same_bytes_as_single_records(
     assert [place_of(rows, n) for n in range(len(records))] == [
         delivery.result()[:3] for delivery in deliveries
     ]
+
+
+def test_a_run_ends_before_anything_else_is_due() -> None:
+    """Of records that all go the same way only those that decide something go alone."""
+    made, topic, _ = accumulator(batch_max_bytes=10_000, compression="none")
+    rows = Objects([bytes(30)] * 1000, "t")
+    alone = 0
+    row = 0
+    while row < rows.count:
+        before = row
+        row = made.append_run(topic, rows, row, rows.count)
+        if row == rows.count:
+            break
+        assert rows.read(row)
+        if made.append_row(topic, -1, rows) is None:
+            assert made.append(topic, -1, 0, None, bytes(30), NO_HEADERS, 0.0) is not None
+        row += 1
+        alone += 1
+        assert row > before
+    assert sum(batch.count for batch in batches(topic)) == 1000
+    # Batches of 400 bytes hold 9 of 38 bytes or so: at each boundary a few go alone.
+    assert 1000 / 20 < alone < 1000 / 2
+
+
+def test_a_run_takes_no_row_that_says_where_it_goes() -> None:
+    made, topic, _ = accumulator(batch_max_bytes=10_000, compression="none")
+    items = [b"a", b"b", Record("t", b"c", partition=3), b"d", Record("t", b"e", b"key"), b"f"]
+    rows = Objects(items, "t")
+    assert made.append_run(topic, rows, 0, 6) == 0  # there is no batch yet
+    assert made.append(topic, -1, 0, None, b"a", NO_HEADERS, 0.0) is not None
+    assert rows.read(0)
+    assert made.append_run(topic, rows, 1, 6) == 2
+    assert made.append_run(topic, rows, 3, 6) == 4
+    assert made.append_run(topic, rows, 5, 5) == 5
+    assert made.append_run(topic, rows, 5, 6) == 6
+    (batch,) = batches(topic)
+    assert batch.count == 4
 
 
 @given(RECORDS)

@@ -188,6 +188,17 @@ def test_twice_the_size_switches_in_any_case() -> None:
     assert partitioner.peek(view) == 1
 
 
+@pytest.mark.parametrize(("enable", "room"), [(False, 170), (True, 70)])
+def test_within_the_room_nothing_is_switched(enable: bool, room: int) -> None:
+    view = topic(2)
+    partitioner = BuiltInPartitioner("orders", 100, Numbers())
+    assert not partitioner.update(partitioner.peek(view), 30, view, enable)
+    assert partitioner.room(enable) == room
+    assert not partitioner.update(0, room - 1, view, enable)
+    assert partitioner.room(enable) == 1
+    assert partitioner.update(0, 1, view, enable)
+
+
 def test_nothing_is_switched_for_nothing() -> None:
     view = topic(2)
     partitioner = BuiltInPartitioner("orders", 1, Numbers())
