@@ -91,8 +91,8 @@ class Rows:
         self.errors: list[tuple[Exception, Any, Any]] = []
         # Of each row: the place of its outcome in `outcomes`, and its index there. Or -1 - the
         # place of its error.
-        self._slots: Any = array("i", bytes(4 * room))
-        self._indexes: Any = array("i", bytes(4 * room))
+        self._slots: Any = array("i", (0,)) * room
+        self._indexes: Any = array("i", (0,)) * room
         #: How many of `outcomes` have their end, as far as was looked.
         self._ended = 0
         #: Rows whose failure somebody has looked at; or all of them.
@@ -234,9 +234,9 @@ class Rows:
     def tally(self) -> list[Tally]:
         """How many rows are in which outcome."""
         places = len(self.outcomes)
-        firsts = array("q", bytes(8 * places))
-        lasts = array("q", bytes(8 * places))
-        counts = array("q", bytes(8 * places))
+        firsts = array("q", (0,)) * places
+        lasts = array("q", (0,)) * places
+        counts = array("q", (0,)) * places
         _tally(self._slots, self._indexes, self.count, firsts, lasts, counts)
         tallies: list[Tally] = []
         for slot, outcome in enumerate(self.outcomes):
@@ -298,9 +298,9 @@ class Objects(Rows):
         #: The size of what was read, for who wonders how many to take at once.
         self.bytes = 0
         # Of each row that was read, for its RecordMetadata.
-        self._key_sizes: Any = array("i", bytes(4 * room))
-        self._value_sizes: Any = array("i", bytes(4 * room))
-        self._timestamps: Any = array("q", bytes(8 * room))
+        self._key_sizes: Any = array("i", (0,)) * room
+        self._value_sizes: Any = array("i", (0,)) * room
+        self._timestamps: Any = array("q", (0,)) * room
 
     def add(self, item: Any) -> None:
         """One more. There must be room."""
