@@ -12,7 +12,6 @@ cdef extern from "Python.h":
 
 cdef bint COMPILED
 cdef Py_ssize_t _MOST_ADDED
-cdef Py_ssize_t _KEPT_BYTES
 
 
 @cython.final
@@ -78,8 +77,6 @@ cdef class Accumulator:
     cdef public bint closed
     cdef bint _rushing
     cdef Py_ssize_t _returned
-    cdef list _kept
-    cdef Py_ssize_t _kept_bytes
     cdef public bint news
     cdef public Delivery last
     cdef dict _node_times
@@ -140,11 +137,6 @@ cdef class Accumulator:
 
     @cython.locals(batch=ProducerBatch)
     cdef ProducerBatch _new_batch(self, PartitionQueue queue, Py_ssize_t size, double now)
-
-    cdef bytearray _reused(self, Py_ssize_t size)
-
-    @cython.locals(buffer=bytearray)
-    cdef object _keep(self, ProducerBatch batch)
 
     cdef object _begin(self, PartitionQueue queue, ProducerBatch batch)
 

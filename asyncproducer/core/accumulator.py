@@ -55,9 +55,6 @@ _SMALL_HEAP = 64
 #: The most that a record adds to its key, value and headers, lengths included.
 _MOST_ADDED = RECORD_OVERHEAD + 10
 
-#: How many bytes the buffers may have, or a little more, that are kept for other batches.
-_KEPT_BYTES = 8 * 1024 * 1024
-
 #: How often the load of a topic's queues is looked at, in seconds per partition, and at
 #: least: counting is O(partitions), so large topics are counted less often.
 _LOAD_SECONDS_PER_PARTITION = 1e-5
@@ -237,9 +234,6 @@ class Accumulator:
         self.closed = False
         self._rushing = False
         self._returned = 0
-        #: Buffers for batches to come.
-        self._kept: list[bytearray] = []
-        self._kept_bytes = 0
         #: Set when a queue became ready or a batch began; the shell clears it.
         self.news = False
         #: The last delivery, for as long as the loop has not turned: where nobody keeps it, it
@@ -575,18 +569,9 @@ class Accumulator:
             ratio=1.0 if codec is None else self.estimator.estimate(topic.name, codec.codec_id),
             memory=size,
             loop=self._loop,
-            buffer=self._reused(size),
         )
         batch.order = (queue.next_order,)
         return batch
-
-    def _reused(self, size: int) -> bytearray | None:
-        """A buffer that has done its work, if the last that was kept is large enough."""
-        if not self._kept or len(self._kept[-1]) < size:
-            return None
-        buffer = self._kept.pop()
-        self._kept_bytes -= len(buffer)
-        return buffer
 
     def _begin(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         """Take a new batch in. It has its first record: nobody may meet an empty one."""
@@ -1013,20 +998,9 @@ class Accumulator:
         if batch.in_flight:
             return
         if not batch.compressing:
-            self._keep(batch)
             batch.release()
         self._returned += batch.memory
         batch.memory = 0
-
-    def _keep(self, batch: ProducerBatch) -> None:
-        """The buffer may serve another batch: fresh memory costs the system a fault per page."""
-        if COMPILED:  # pragma: no cover - coverage sees no C
-            buffer = batch.buffer
-            batch.buffer = None
-            # Unless somebody else can still read it, as a socket may where a request was lost.
-            if buffer is not None and Py_REFCNT(buffer) == 1 and self._kept_bytes < _KEPT_BYTES:
-                self._kept_bytes += len(buffer)
-                self._kept.append(buffer)
 
     def give_back(self) -> None:
         """Hand freed memory to the pool, and so to those who wait for it."""

@@ -182,7 +182,6 @@ class ProducerBatch(Outcome):
         ratio: float = 1.0,
         memory: int = 0,
         loop: Any = None,
-        buffer: bytearray | None = None,
     ) -> None:
         super().__init__(topic, partition, loop)
         self.write_limit = write_limit
@@ -230,10 +229,7 @@ class ProducerBatch(Outcome):
         self.max_timestamp = -1
         self.size = BATCH_OVERHEAD
         self.header: bytearray | None = None
-        #: Compiled, it may come from another batch: what it holds is written over.
-        self.buffer: bytearray | None = buffer
-        if buffer is None:
-            self.buffer = bytearray(write_limit if COMPILED else BATCH_OVERHEAD)
+        self.buffer: bytearray | None = bytearray(write_limit if COMPILED else BATCH_OVERHEAD)
 
     # -- filling ---------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ import gc
 import itertools
 import random
 import sys
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -1893,75 +1892,3 @@ def test_the_load_of_many_partitions_is_counted_rarely() -> None:
         rig.append(bytes(2000), partition=-1)
         rig.now += 0.0001
     assert 1 <= view.reads <= 3
-
-
-# -- buffers that serve again ------------------------------------------------------------------
-
-compiled_only = pytest.mark.skipif(
-    not COMPILED, reason="buffers are grown piece by piece in Python"
-)
-
-
-def send_one(rig: Rig, size: int = 900) -> tuple[ProducerBatch, bytearray]:
-    rig.append(bytes(size))
-    rig.now += 1
-    rig.accumulator.fire_timers(rig.now)
-    batch = rig.drain_one()
-    assert batch.buffer is not None
-    return batch, batch.buffer
-
-
-@compiled_only
-def test_a_buffer_serves_again_when_nobody_can_read_it_any_more() -> None:
-    rig = Rig()
-    first = id(send_one(rig)[1])
-    (batch,) = rig.accumulator.incomplete
-    rig.acknowledge(batch)
-    second, buffer = send_one(rig, 10)
-    assert id(buffer) == first
-    assert values(second) == [bytes(10)]
-
-
-@compiled_only
-def test_a_buffer_that_somebody_reads_does_not_serve_again() -> None:
-    """A socket that was lost may still have it."""
-    rig = Rig()
-    batch, buffer = send_one(rig)
-    view = memoryview(buffer)
-    kept = bytes(view)
-    rig.acknowledge(batch)
-    _, other = send_one(rig)
-    assert other is not buffer
-    assert bytes(view) == kept
-
-
-@compiled_only
-def test_a_buffer_that_is_too_small_does_not_serve_again() -> None:
-    rig = Rig()
-    batch, buffer = send_one(rig)
-    small = len(buffer)
-    del buffer
-    rig.acknowledge(batch)
-    batch, buffer = send_one(rig, 5000)
-    assert len(buffer) > small
-    assert values(batch) == [bytes(5000)]
-
-
-@compiled_only
-def test_no_more_than_some_buffers_are_kept() -> None:
-    rig = Rig([1] * 40)
-    tracemalloc.start()
-    try:
-        for partition in range(40):
-            rig.append(bytes(1_000_000), partition=partition)
-        assert tracemalloc.get_traced_memory()[0] > 40_000_000
-        rig.now += 1
-        rig.accumulator.fire_timers(rig.now)
-        batches = rig.drain(max_size=10**9)
-        assert len(batches) == 40
-        while batches:
-            rig.acknowledge(batches.pop())
-        kept = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert 1_000_000 < kept < 10_000_000
