@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TypeVar
@@ -17,13 +18,19 @@ T = TypeVar("T")
 
 
 class Workers:
-    """As many threads at once as leave a core to the event loop, whose turns they must not delay.
+    """As many work at once as leave a core to the event loop, whose turns they must not delay.
 
-    Made where the loop runs.
+    Others wait in threads of their own for a worker to end: the next begins at once then,
+    and not only when the loop, which has much to do, comes to it. Made where the loop runs.
     """
 
+    #: So many threads for each that may work.
+    _LINE = 4
+
     def __init__(self) -> None:
-        self._limiter = anyio.CapacityLimiter(max(1, _cores() - 1))
+        workers = max(1, _cores() - 1)
+        self._working = threading.Semaphore(workers)
+        self._limiter = anyio.CapacityLimiter(workers * self._LINE)
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run `function` in a worker thread, in its turn, and return its result.
@@ -34,7 +41,11 @@ class Workers:
         # A loop with a clock of its own (asyncproducer.testing) lets it stand still meanwhile.
         outside_work = getattr(asyncio.get_running_loop(), "outside_work", nullcontext)
         with outside_work():
-            return await anyio.to_thread.run_sync(function, limiter=self._limiter)
+            return await anyio.to_thread.run_sync(self._work, function, limiter=self._limiter)
+
+    def _work(self, function: Callable[[], T]) -> T:
+        with self._working:
+            return function()
 
 
 def _cores() -> int:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -116,3 +117,27 @@ async def test_a_core_is_left_to_the_loop(
                 ended += running
                 running = []
     assert sorted(ended) == [*range(6)]
+
+
+async def test_the_next_begins_though_the_loop_has_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loop that floods turns seldom: the worker must not stand idle until it does."""
+    monkeypatch.setattr(threads, "_cores", lambda: 2)
+    workers = Workers()
+    begun = SimpleQueue[int]()
+    go_on = [threading.Event() for _ in range(3)]
+
+    def work(number: int) -> None:
+        begun.put(number)
+        assert go_on[number].wait(REAL_SECONDS)
+
+    tasks = [asyncio.create_task(workers.run(partial(work, number))) for number in range(3)]
+    first = await asyncio.to_thread(begun.get, timeout=REAL_SECONDS)
+    go_on[first].set()
+    for _ in range(2):
+        # This blocks the loop.
+        number = begun.get(timeout=REAL_SECONDS)
+        assert begun.empty(), "one at a time"
+        go_on[number].set()
+    await asyncio.gather(*tasks)
