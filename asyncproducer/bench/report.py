@@ -49,6 +49,7 @@ METRICS: Mapping[str, Metric] = {
     "p99_ms": Metric("p99 ms", "{:,.2f}"),
     "p999_ms": Metric("p99.9 ms", "{:,.2f}"),
     "stall_p999_ms": Metric("loop stall p99.9 ms", "{:,.2f}"),
+    "stall_computing_p999_ms": Metric("of it computing p99.9 ms", "{:,.2f}"),
     "stall_max_ms": Metric("longest stall ms", "{:,.2f}"),
     "most_by_least_records": Metric("most by least records of a task", "{:,.2f}"),
     "longest_wait_ms": Metric("longest wait ms", "{:,.0f}"),

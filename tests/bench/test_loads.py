@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -83,6 +84,17 @@ async def test_a_flood_sends_all_and_flushes(blocking: bool) -> None:
     assert [value for _, _, value in peer.got] == [payloads(case)[n % 1000] for n in range(1500)]
     assert (result["records"], peer.flushed, len(peer.headers)) == (1500, 1, 2)
     assert ("stall_p999_ms" in result) == (not blocking)
+
+
+async def test_a_stall_counts_as_computing_only_where_the_thread_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(name="x", records=1500, ticker=True)
+    busy = await run(Recorder(blocking=False), case)
+    assert 0 <= busy["stall_computing_p999_ms"] <= busy["stall_p999_ms"]
+    monkeypatch.setattr(time, "thread_time", lambda: 7.0)
+    away = await run(Recorder(blocking=False), case)
+    assert away["stall_computing_p999_ms"] == 0 < away["stall_p999_ms"]
 
 
 async def test_runs_go_from_partition_to_partition_and_from_topic_to_topic() -> None:
