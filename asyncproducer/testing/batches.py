@@ -30,6 +30,7 @@ __all__ = [
     "decode_batch",
     "decode_records",
     "encode_batch",
+    "encode_marker",
     "increment_sequence",
     "read_header",
     "rewrite_offset",
@@ -55,6 +56,11 @@ _CODEC_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
+
+#: Of a control record: version and type; version and the coordinator's epoch.
+_MARKER_KEY = Struct(">hh")
+_MARKER_VALUE = Struct(">hi")
+_ABORT, _COMMIT = 0, 1
 
 MAX_SEQUENCE = 2**31 - 1
 
@@ -137,6 +143,11 @@ class StoredRecord(NamedTuple):
     is_transactional: bool = False
     is_control: bool = False
 
+    @property
+    def is_commit(self) -> bool:
+        """Whether it is the marker of a transaction that was committed, not aborted."""
+        return self.is_control and self.key == _MARKER_KEY.pack(0, _COMMIT)
+
 
 def encode_batch(
     records: Sequence[tuple[bytes | None, bytes | None]],
@@ -184,6 +195,22 @@ def encode_batch(
         record_count=len(records),
     )
     return with_header(_HEADER.pack(*header) + data, header)
+
+
+def encode_marker(
+    producer_id: int, producer_epoch: int, *, committed: bool, timestamp: int
+) -> bytes:
+    """The control batch that ends a producer's transaction in one partition.
+
+    The value's last part is the coordinator's epoch, which nobody here checks.
+    """
+    return encode_batch(
+        [(_MARKER_KEY.pack(0, _COMMIT if committed else _ABORT), _MARKER_VALUE.pack(0, 0))],
+        timestamps=[timestamp],
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        attributes=_TRANSACTIONAL | _CONTROL,
+    )
 
 
 def with_header(batch: bytes, header: BatchHeader) -> bytes:

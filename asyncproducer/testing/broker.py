@@ -6,15 +6,18 @@
         assert [r.value for r in cluster.records("orders")] == [b"value"]
 
 It speaks Kafka's protocol over TCP on the loopback interface, or in memory, and any
-client may use it. What it does is what Java's broker (4.x) does, as far as a producer
-and a consumer without a group can see; where it knowingly differs, the handler says so.
+client may use it. What it does is what Java's broker (4.x) does, as far as a producer,
+transactional or not, and a consumer without a group can see; where it knowingly differs,
+the handler says so.
 Replicas are only names: all nodes look at one log, so nothing acknowledged is ever lost.
 
     broker.py    the cluster, as its user sees it
     node.py      one broker: port, connections, one request after the other
     handlers/    one function per API
     faults.py    what goes wrong, by script
-    state.py     topics, leaders, producer ids: the controller's view
+    state.py     topics, leaders, features: the controller's view
+    transactions.py  transactional ids: the transaction coordinator's view
+    groups.py    consumer groups' offsets
     storage.py   a partition's log, and what a leader remembers about producers
     batches.py   the record format
     messages.py  kio's messages, whatever their version
@@ -30,20 +33,41 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeAlias
 
 from asyncproducer.testing.batches import StoredRecord
 from asyncproducer.testing.faults import ReceivedRequest
+from asyncproducer.testing.groups import Groups, Offsets
 from asyncproducer.testing.handlers import APIS
 from asyncproducer.testing.node import BrokerNode, Environment, Listener
-from asyncproducer.testing.state import ClusterState, Node, Partition
+from asyncproducer.testing.state import (
+    ClusterState,
+    CoordinatorKind,
+    Node,
+    Partition,
+    RequestRefused,
+)
+from asyncproducer.testing.transactions import TransactionalId, Transactions, TransactionState
 
 if TYPE_CHECKING:
     from asyncproducer.testing.network import MemoryNetwork
 
-__all__ = ["EmbeddedCluster"]
+__all__ = ["EmbeddedCluster", "TransactionView"]
 
 TimestampType: TypeAlias = Literal["CreateTime", "LogAppendTime"]
+
+
+class TransactionView(NamedTuple):
+    """A transactional id at one moment."""
+
+    state: TransactionState
+    producer_id: int
+    producer_epoch: int
+    #: Topic and number of those that are in the transaction, or still wait for its marker.
+    partitions: frozenset[tuple[str, int]]
+    #: By group: the offsets that it gets if the transaction is committed.
+    pending_offsets: Mapping[str, Offsets]
+    timeout_ms: int
 
 
 class EmbeddedCluster:
@@ -57,8 +81,9 @@ class EmbeddedCluster:
     `host`: what to listen on, and to advertise. `port`: of the first broker; the others
     have the ports that follow. 0: any, each its own.
     `request_versions`: API key -> (lowest, highest), None for an API that is not there:
-    plays an older broker. `finalized_features`: what ApiVersions tells, by name.
-    `max_request_bytes`: socket.request.max.bytes.
+    plays an older broker. `finalized_features`: what ApiVersions tells, by name; without
+    it `transaction.version` is 2, as it is in Kafka.
+    `max_request_bytes`: socket.request.max.bytes. `marker_delay_ms`: see `set_marker_delay`.
     `validate_records`: check every single record. Off, an uncompressed batch costs the
     same however many records it has, and bad ones are only found when they are read.
     `seed`: of ids and of garbage. `start_time_ms`: the broker's clock at `start()`, ms
@@ -80,6 +105,7 @@ class EmbeddedCluster:
         port: int = 0,
         request_versions: Mapping[int, tuple[int, int] | None] | None = None,
         finalized_features: Mapping[str, int] | None = None,
+        marker_delay_ms: int = 0,
         max_message_bytes: int = 1_048_588,
         max_request_bytes: int = 104_857_600,
         message_timestamp_type: TimestampType | Mapping[str, TimestampType] = "CreateTime",
@@ -109,13 +135,25 @@ class EmbeddedCluster:
             default_partitions=default_partitions,
             topic_defaults=defaults,
             validate_records=validate_records,
+            features={"transaction.version": 2}
+            if finalized_features is None
+            else finalized_features,
+        )
+        self._groups = Groups()
+        self._transactions = Transactions(
+            self._state,
+            self._groups,
+            now_ms=self._now_ms,
+            call_later=_call_later,
+            marker_delay_ms=marker_delay_ms,
         )
         versions, advertised = _versions(request_versions or {})
         self._environment = Environment(
             self._state,
             versions=versions,
             advertised=advertised,
-            finalized_features=dict(finalized_features or {}),
+            groups=self._groups,
+            transactions=self._transactions,
             rng=rng,
             now_ms=self._now_ms,
             max_request_bytes=max_request_bytes,
@@ -149,6 +187,7 @@ class EmbeddedCluster:
     async def close(self) -> None:
         """Stops all brokers. Topics and records can still be looked at. Twice does no harm."""
         self._environment.faults.clear()
+        self._transactions.close()
         for node_id, node in self._nodes.items():
             await node.close()
             self._state.nodes[node_id].alive = False
@@ -238,11 +277,21 @@ class EmbeddedCluster:
 
     # -- records
 
-    def records(self, topic: str, partition: int | None = None) -> list[StoredRecord]:
-        """The records of a partition, or of all partitions one after the other. Decoded now."""
+    def records(
+        self, topic: str, partition: int | None = None, *, committed: bool = False
+    ) -> list[StoredRecord]:
+        """The records of a partition, or of all partitions one after the other. Decoded now.
+
+        `committed`: only those that a `read_committed` consumer sees. Markers are not in it.
+        """
+        partitions = self._state.topic(topic).partitions
         if partition is not None:
-            return self._partition(topic, partition).log.records()
-        return [record for p in self._state.topic(topic).partitions for record in p.log.records()]
+            partitions = [self._partition(topic, partition)]
+        return [record for p in partitions for record in p.log.records(committed=committed)]
+
+    def markers(self, topic: str, partition: int) -> list[StoredRecord]:
+        """What ended transactions in a partition: `is_commit` tells how."""
+        return self._partition(topic, partition).log.markers()
 
     def batches(self, topic: str, partition: int) -> list[bytes]:
         """The batches of a partition as they are stored: with offset and leader epoch."""
@@ -252,6 +301,10 @@ class EmbeddedCluster:
         """The offset that the next record gets."""
         return self._partition(topic, partition).log.end_offset
 
+    def last_stable_offset(self, topic: str, partition: int) -> int:
+        """Where a `read_committed` consumer has to stop."""
+        return self._partition(topic, partition).log.last_stable_offset
+
     def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
         """Forgets the records before an offset, as retention does: the log starts there."""
         self._partition(topic, partition).log.delete_before(before_offset)
@@ -259,6 +312,75 @@ class EmbeddedCluster:
     def forget_producers(self, topic: str, partition: int) -> None:
         """The leader loses what it knows of idempotent producers, as after a week of silence."""
         self._partition(topic, partition).log.forget_producers()
+
+    # -- transactions and groups
+
+    def transaction(self, transactional_id: str) -> TransactionView:
+        """What the coordinator knows of a transactional id. ValueError for an unknown one."""
+        known = self._transactional_id(transactional_id)
+        pending = {g: self._groups.get(g).pending.get(known.producer_id, {}) for g in known.groups}
+        return TransactionView(
+            known.state,
+            known.producer_id,
+            known.producer_epoch,
+            frozenset(known.partitions),
+            {group_id: dict(offsets) for group_id, offsets in pending.items()},
+            known.timeout_ms,
+        )
+
+    def set_producer_epoch(self, transactional_id: str, epoch: int) -> None:
+        """As after so many transactions: 32766 is the last epoch of a producer id."""
+        self._transactional_id(transactional_id).producer_epoch = epoch
+
+    def forget_transactional_id(self, transactional_id: str) -> None:
+        """As `transactional.id.expiration.ms` does. Nothing may be open in its name."""
+        known = self._transactional_id(transactional_id)
+        if known.partitions or known.groups:
+            raise ValueError(f"{transactional_id!r} has a transaction open: it never expires")
+        del self._transactions.ids[transactional_id]
+
+    def set_marker_delay(self, delay_ms: int) -> None:
+        """How long transactions that end from now on wait for their markers; 0: not at all.
+
+        So long a new one cannot begin: CONCURRENT_TRANSACTIONS.
+        """
+        self._transactions.marker_delay_ms = delay_ms
+
+    def set_feature(self, name: str, level: int) -> None:
+        """Changes a finalized feature, 0 for off: `set_feature("transaction.version", 1)`."""
+        self._state.set_feature(name, level)
+
+    def coordinator(self, key: str, kind: CoordinatorKind = "transaction") -> int:
+        """The node in charge of a transactional id or group, -1 when nobody is."""
+        try:
+            return self._state.coordinator(kind, key).node_id
+        except RequestRefused:
+            return -1
+
+    def move_coordinator(
+        self, key: str, node_id: int, kind: CoordinatorKind = "transaction", *, load_ms: int = 0
+    ) -> None:
+        """Puts another node in charge; -1: nobody, which is COORDINATOR_NOT_AVAILABLE.
+
+        Others answer NOT_COORDINATOR, the new one COORDINATOR_LOAD_IN_PROGRESS for `load_ms`.
+        """
+        self._state.move_coordinator(kind, key, node_id)
+        if load_ms:
+            self._state.loading.add((kind, key))
+            _call_later(load_ms / 1000, lambda: self._state.loading.discard((kind, key)))
+
+    def set_group(
+        self, group_id: str, generation: int = -1, members: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Writes down who is in a group: member id -> group.instance.id, None without one.
+
+        Without members it is a group whose consumers assign partitions for themselves.
+        """
+        self._groups.describe(group_id, generation, dict(members or {}))
+
+    def committed_offsets(self, group_id: str) -> Offsets:
+        """A group's offsets by topic and partition."""
+        return dict(self._groups.get(group_id).offsets)
 
     # -- brokers
 
@@ -321,6 +443,12 @@ class EmbeddedCluster:
         except KeyError:
             raise ValueError(f"there is no broker {node_id}, only {self.node_ids}") from None
 
+    def _transactional_id(self, transactional_id: str) -> TransactionalId:
+        try:
+            return self._transactions.ids[transactional_id]
+        except KeyError:
+            raise ValueError(f"nobody has used the transactional id {transactional_id!r}") from None
+
     def _partition(self, topic: str, partition: int) -> Partition:
         return self._state.partition(topic, partition)
 
@@ -336,6 +464,10 @@ class EmbeddedCluster:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(protocol_factory, host, port)
         return Listener(server.sockets[0].getsockname()[1], server.close)
+
+
+def _call_later(delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay, callback)
 
 
 def _address(node: Node) -> str:
@@ -358,7 +490,7 @@ def _versions(
     versions = {}
     advertised = {}
     for key, api in APIS.items():
-        wanted = asked.get(key, (api.advertised_min_version, api.max_version))
+        wanted = asked.get(key, (api.advertised_min_version, api.advertised_max_version))
         if wanted is not None:
             advertised[key] = wanted
             versions[key] = (max(wanted[0], api.min_version), wanted[1])

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar, cast
 
 from asyncproducer.testing.faults import Corruption, Fault, Faults, ReceivedRequest
+from asyncproducer.testing.groups import Groups
 from asyncproducer.testing.handlers import APIS, Api, Call, CloseConnection
 from asyncproducer.testing.handlers.api_versions import API_VERSIONS, unsupported_api_versions
 from asyncproducer.testing.handlers.produce import summarize
@@ -34,6 +35,7 @@ from asyncproducer.testing.messages import (
     scalar_fields,
 )
 from asyncproducer.testing.state import ClusterState, Node
+from asyncproducer.testing.transactions import Transactions
 
 __all__ = ["BrokerNode", "Environment", "Listen", "Listener"]
 
@@ -68,7 +70,8 @@ class Environment:
         *,
         versions: Mapping[int, tuple[int, int]],
         advertised: Mapping[int, tuple[int, int]],
-        finalized_features: Mapping[str, int],
+        groups: Groups,
+        transactions: Transactions,
         rng: random.Random,
         now_ms: Callable[[], int],
         max_request_bytes: int,
@@ -77,7 +80,8 @@ class Environment:
         self.state = state
         self.versions = versions
         self.advertised = advertised
-        self.finalized_features = finalized_features
+        self.groups = groups
+        self.transactions = transactions
         self.rng = rng
         self.now_ms = now_ms
         self.max_request_bytes = max_request_bytes
@@ -317,10 +321,11 @@ class BrokerConnection(asyncio.Protocol):
         call = Call(
             request=request,
             state=environment.state,
+            groups=environment.groups,
+            transactions=environment.transactions,
             fault=fault,
             now_ms=environment.now_ms,
             versions=environment.advertised,
-            finalized_features=environment.finalized_features,
         )
         response = api.handle(call)
         return await self._or_lost(response) if inspect.isawaitable(response) else response

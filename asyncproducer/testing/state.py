@@ -1,4 +1,4 @@
-"""What all brokers of an embedded cluster agree on: nodes, topics, leaders, producer ids.
+"""What all brokers of an embedded cluster agree on: nodes, topics, leaders, features.
 
 In Kafka this is the controller's metadata log. Here it is one object that all nodes
 look at, so every change is known everywhere at once. A stale view is a client's own.
@@ -12,21 +12,30 @@ import random
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from zlib import crc32
 
 from asyncproducer.errors import ErrorCode
 from asyncproducer.testing.storage import LogConfig, PartitionLog
 
-__all__ = ["ClusterState", "Node", "Partition", "RequestRefused", "Topic", "parse_configs"]
+__all__ = [
+    "INTERNAL_TOPICS",
+    "ClusterState",
+    "CoordinatorKind",
+    "Node",
+    "Partition",
+    "RequestRefused",
+    "Topic",
+    "parse_configs",
+]
+
+#: A coordinator is in charge of a group, or of a transactional id.
+CoordinatorKind: TypeAlias = Literal["group", "transaction"]
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
-#: Java: Topic.INTERNAL_TOPICS.
-_INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__share_group_state", "__transaction_state"})
-
-#: Epochs are 16 bits: after this one a transactional id gets a new producer id.
-_LAST_EPOCH = 2**15 - 2
+#: Kafka's own topics, to which no client may write (Java: Topic.INTERNAL_TOPICS).
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__share_group_state", "__transaction_state"})
 
 
 class RequestRefused(ValueError):
@@ -76,16 +85,8 @@ class Topic:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is one of Kafka's own topics, to which no client may write."""
-        return self.name in _INTERNAL_TOPICS
-
-
-@dataclasses.dataclass(slots=True)
-class TransactionalId:
-    """A transactional id's producer. The transaction's own state will come in here."""
-
-    producer_id: int
-    producer_epoch: int = 0
+        """Whether it is one of Kafka's own topics."""
+        return self.name in INTERNAL_TOPICS
 
 
 class ClusterState:
@@ -100,12 +101,17 @@ class ClusterState:
         default_partitions: int = 1,
         topic_defaults: Mapping[str, str] | None = None,
         validate_records: bool = True,
+        features: Mapping[str, int] | None = None,
     ) -> None:
         self.nodes = {node.node_id: node for node in nodes}
         self.topics: dict[str, Topic] = {}
         self.auto_create_topics = auto_create_topics
         self.default_partitions = default_partitions
-        self.transactional_ids: dict[str, TransactionalId] = {}
+        self.features = dict(features or {})
+        self.features_epoch = 1
+        #: Of which coordinators the state is being loaded.
+        self.loading: set[tuple[CoordinatorKind, str]] = set()
+        self._placed: dict[tuple[CoordinatorKind, str], int] = {}
         self._topic_defaults = dict(topic_defaults or {})
         self._validate_records = validate_records
         self._rng = rng
@@ -140,14 +146,44 @@ class ClusterState:
                 in_sync = self.in_sync_replicas(partition)
                 self._set_leader(partition, in_sync[0] if in_sync else -1)
 
-    def coordinator(self, key: str) -> Node:
+    def coordinator(self, kind: CoordinatorKind, key: str) -> Node:
         """The node that is in charge of a group or transactional id.
 
-        Raises RequestRefused (COORDINATOR_NOT_AVAILABLE).
+        It is where it was moved to, else where the key's hash says; where that node is
+        stopped, the next one. Raises RequestRefused (COORDINATOR_NOT_AVAILABLE).
         """
-        if not self.alive:
-            raise RequestRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        return self.alive[crc32(key.encode()) % len(self.alive)]
+        ids = list(self.nodes)
+        placed = self._placed.get((kind, key))
+        if placed != -1:
+            first = crc32(key.encode()) % len(ids) if placed is None else ids.index(placed)
+            for node_id in ids[first:] + ids[:first]:
+                if self.nodes[node_id].alive:
+                    return self.nodes[node_id]
+        raise RequestRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def move_coordinator(self, kind: CoordinatorKind, key: str, node_id: int) -> None:
+        """Puts another node in charge; -1: nobody is. Raises ValueError for an unknown node."""
+        if node_id != -1 and node_id not in self.nodes:
+            raise ValueError(f"there is no broker {node_id} to coordinate {key!r}")
+        self._placed[kind, key] = node_id
+
+    def check_coordinator(self, kind: CoordinatorKind, key: str, node_id: int) -> None:
+        """Raises RequestRefused unless the node is the coordinator, and has its state."""
+        try:
+            is_here = self.coordinator(kind, key).node_id == node_id
+        except RequestRefused:
+            is_here = False  # who is asked only knows that it is not itself
+        if not is_here:
+            raise RequestRefused(ErrorCode.NOT_COORDINATOR)
+        if (kind, key) in self.loading:
+            raise RequestRefused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+    # -- features
+
+    def set_feature(self, name: str, level: int) -> None:
+        """Finalizes a feature at a level, 0 for off. ApiVersions tells it from now on."""
+        self.features[name] = level
+        self.features_epoch += 1
 
     # -- topics
 
@@ -250,27 +286,6 @@ class ClusterState:
     def new_producer_id(self) -> int:
         """A producer id that was never given out before."""
         return next(self._producer_ids)
-
-    def init_transactional_id(
-        self, transactional_id: str, producer_id: int, producer_epoch: int
-    ) -> TransactionalId:
-        """The producer of a transactional id, one epoch further: older ones are fenced.
-
-        A client that wants its own epoch bumped (KIP-360) gives its producer id and epoch,
-        others give -1. Raises RequestRefused (PRODUCER_FENCED).
-        """
-        known = self.transactional_ids.get(transactional_id)
-        if known is None or known.producer_epoch >= _LAST_EPOCH:
-            known = TransactionalId(self.new_producer_id())
-            self.transactional_ids[transactional_id] = known
-            return known
-        if producer_id != -1 and (producer_id, producer_epoch) != (
-            known.producer_id,
-            known.producer_epoch,
-        ):
-            raise RequestRefused(ErrorCode.PRODUCER_FENCED)
-        known.producer_epoch += 1
-        return known
 
     # -- inside
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from asyncproducer.errors import ErrorCode
@@ -25,12 +25,20 @@ from asyncproducer.testing.batches import (
     StoredRecord,
     check_crc,
     decode_records,
+    encode_marker,
     read_header,
     rewrite_offset,
     rewrite_timestamp,
 )
 
-__all__ = ["AppendRefused", "Appended", "LogConfig", "PartitionLog", "StoredBatch"]
+__all__ = [
+    "AbortedTransaction",
+    "AppendRefused",
+    "Appended",
+    "LogConfig",
+    "PartitionLog",
+    "StoredBatch",
+]
 
 #: How many batches per producer are remembered to recognise duplicates
 #: (Java: ProducerStateEntry.NUM_BATCHES_TO_RETAIN). The reason why an idempotent
@@ -96,11 +104,28 @@ class StoredBatch(NamedTuple):
     data: bytes
 
 
+class AbortedTransaction(NamedTuple):
+    """What `read_committed` has to leave out: this producer's records in a range of offsets."""
+
+    producer_id: int
+    first_offset: int
+    #: That of the marker.
+    last_offset: int
+
+
 class _RememberedBatch(NamedTuple):
     first_sequence: int
     last_sequence: int
     base_offset: int
     max_timestamp: int
+
+
+class _FirstBatch(NamedTuple):
+    """The lowest sequence that would have begun a transaction (Java: VerificationStateEntry)."""
+
+    epoch: int
+    sequence: int
+    from_0: bool
 
 
 class _ProducerState:
@@ -136,7 +161,8 @@ class _ProducerState:
                     f" starts at sequence {header.base_sequence}, not at 0",
                 )
             return
-        last = self.batches[-1].last_sequence
+        # Without a batch in this epoch, a transaction's marker has begun it.
+        last = self.batches[-1].last_sequence if self.batches else -1
         expected = 0 if last == MAX_SEQUENCE else last + 1
         if header.base_sequence != expected:
             raise AppendRefused(
@@ -149,6 +175,8 @@ class _ProducerState:
         if header.producer_epoch != self.epoch:
             self.epoch = header.producer_epoch
             self.batches.clear()
+        if header.is_control:
+            return
         self.batches.append(
             _RememberedBatch(
                 header.base_sequence,
@@ -174,13 +202,55 @@ class PartitionLog:
         self._batches: list[StoredBatch] = []
         self._last_offsets: list[int] = []  # of _batches, to search in
         self._producers: dict[int, _ProducerState] = {}
+        # Producer id -> first offset of its transaction, in the order of these offsets.
+        self._open: dict[int, int] = {}
+        self._first_batches: dict[int, _FirstBatch] = {}
+        self._aborted: list[AbortedTransaction] = []
         # A dict keeps their order: a set would make runs differ.
         self._watchers: dict[Callable[[], None], None] = {}
 
     @property
     def last_stable_offset(self) -> int:
-        """Where `read_committed` ends: behind everything, as long as no transaction is open."""
-        return self.end_offset
+        """Where `read_committed` ends: at the first record whose transaction is open."""
+        return max(self.start_offset, next(iter(self._open.values()), self.end_offset))
+
+    def has_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether records of this producer, in this epoch, wait for their marker."""
+        if producer_id not in self._open:
+            return False
+        return self._producers[producer_id].epoch == producer_epoch
+
+    def expect_first(self, header: BatchHeader, *, from_0: bool) -> None:
+        """A batch has come that would begin a transaction, if the coordinator agrees.
+
+        Whether it does or not: no later one may begin it, else there would be a gap.
+        `from_0`: nor any but sequence 0, where nothing is known of the producer.
+        """
+        known = self._first_batches.get(header.producer_id)
+        if known is None or (header.producer_epoch, -header.base_sequence) > (
+            known.epoch,
+            -known.sequence,
+        ):
+            self._first_batches[header.producer_id] = _FirstBatch(
+                header.producer_epoch, header.base_sequence, from_0
+            )
+
+    def append_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        committed: bool,
+        leader_epoch: int,
+        now_ms: int,
+    ) -> None:
+        """Ends a producer's transaction here. The producer goes on in the marker's epoch."""
+        offset = self.end_offset
+        first_offset = self._open.pop(producer_id, None)
+        if first_offset is not None and not committed:
+            self._aborted.append(AbortedTransaction(producer_id, first_offset, offset))
+        marker = encode_marker(producer_id, producer_epoch, committed=committed, timestamp=now_ms)
+        self._store(rewrite_offset(marker, offset, leader_epoch))
 
     def append(self, data: bytes, *, leader_epoch: int, now_ms: int) -> Appended:
         """Appends one batch as a producer sent it.
@@ -284,9 +354,12 @@ class PartitionLog:
         if header.producer_id < 0:
             return None
         state = self._producers.get(header.producer_id)
+        first = self._first_batches.get(header.producer_id)
         if state is None:
             # Without any memory of the producer (its records were deleted, it was idle
             # for too long), every first sequence is taken: ProducerAppendInfo.checkSequence.
+            if first is not None:
+                self._check_first(header, 0 if first.from_0 else first.sequence)
             return None
         duplicate = state.find_duplicate(header)
         if duplicate is None:
@@ -295,7 +368,25 @@ class PartitionLog:
             except AppendRefused as exc:
                 exc.log_start_offset = self.start_offset
                 raise
+            if first is not None:
+                self._check_first(header, first.sequence)
+            if header.producer_id in self._open and not header.is_transactional:
+                raise AppendRefused(
+                    ErrorCode.INVALID_TXN_STATE,
+                    f"producer {header.producer_id} has a transaction open, and sent a batch"
+                    " that is not part of it",
+                    log_start_offset=self.start_offset,
+                )
         return duplicate
+
+    def _check_first(self, header: BatchHeader, sequence: int) -> None:
+        if header.base_sequence > sequence:
+            raise AppendRefused(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"the transaction of producer {header.producer_id} starts at sequence"
+                f" {header.base_sequence}, not at {sequence}",
+                log_start_offset=self.start_offset,
+            )
 
     def _store(self, data: bytes) -> None:
         header = read_header(data)
@@ -307,18 +398,27 @@ class PartitionLog:
                 header.producer_id, _ProducerState(header.producer_epoch)
             )
             state.add(header)
+            if header.is_transactional and not header.is_control:
+                self._open.setdefault(header.producer_id, header.base_offset)
+                self._first_batches.pop(header.producer_id, None)
         self.notify()
 
-    def read(self, offset: int, max_bytes: int, *, at_least_one: bool = False) -> bytes:
+    def read(
+        self, offset: int, max_bytes: int, *, at_least_one: bool = False, committed: bool = False
+    ) -> bytes:
         """Whole batches from the one that holds `offset` on, at most `max_bytes`.
 
         `at_least_one`: the first batch comes even if it is larger (KIP-74), so that a
-        consumer cannot get stuck. The caller has checked that the offset is in range.
+        consumer cannot get stuck. `committed`: nothing from the last stable offset on; what
+        was aborted is in it, see `aborted`. The caller has checked that the offset is in range.
         """
         chosen: list[bytes] = []
         size = 0
+        end = self.last_stable_offset if committed else self.end_offset
         for index in range(bisect_left(self._last_offsets, offset), len(self._batches)):
-            data = self._batches[index].data
+            header, data = self._batches[index]
+            if header.base_offset >= end:
+                break
             if size + len(data) > max_bytes and not (at_least_one and not chosen):
                 break
             chosen.append(data)
@@ -330,14 +430,38 @@ class PartitionLog:
         first = bisect_left(self._last_offsets, self.start_offset)
         yield from self._batches[first:]
 
-    def records(self) -> list[StoredRecord]:
-        """All records, decoded now. Raises BatchError for what was stored unchecked."""
+    def aborted(self, first: int, end: int) -> list[AbortedTransaction]:
+        """The aborted transactions that have something from `first` on and before `end`."""
+        return [a for a in self._aborted if a.last_offset >= first and a.first_offset < end]
+
+    def records(self, *, committed: bool = False) -> list[StoredRecord]:
+        """Everybody's records without markers; `committed`: as a `read_committed` consumer.
+
+        Decoded now. Raises BatchError for what was stored unchecked.
+        """
+        batches = [batch for batch in self.batches() if not batch.header.is_control]
+        if committed:
+            batches = [batch for batch in batches if self._is_committed(batch.header)]
+        return self._decode(batches)
+
+    def markers(self) -> list[StoredRecord]:
+        """The records that end transactions."""
+        return self._decode(batch for batch in self.batches() if batch.header.is_control)
+
+    def _decode(self, batches: Iterable[StoredBatch]) -> list[StoredRecord]:
         return [
             record
-            for batch in self.batches()
+            for batch in batches
             for record in decode_records(batch.data, batch.header)
             if record.offset >= self.start_offset
         ]
+
+    def _is_committed(self, header: BatchHeader) -> bool:
+        offset = header.base_offset
+        return offset < self.last_stable_offset and not (
+            header.is_transactional
+            and any(a.producer_id == header.producer_id for a in self.aborted(offset, offset + 1))
+        )
 
     def find_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record that is at least so late, if any."""
@@ -366,8 +490,11 @@ class PartitionLog:
         self.notify()
 
     def forget_producers(self) -> None:
-        """Loses all producers' state, as `producer.id.expiration.ms` does in the end."""
-        self._producers.clear()
+        """Loses producers' state, as `producer.id.expiration.ms` does in the end.
+
+        A producer whose transaction is open never expires.
+        """
+        self._producers = {n: state for n, state in self._producers.items() if n in self._open}
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Calls `callback` after each append, until `unwatch`."""

@@ -209,10 +209,34 @@ def test_the_controller_is_a_node_that_runs(state: ClusterState) -> None:
 
 
 def test_a_key_has_one_coordinator(state: ClusterState) -> None:
-    assert len({state.coordinator("a-key").node_id for _ in range(5)}) == 1
-    assert {state.coordinator(f"key-{i}").node_id for i in range(50)} == {1, 2, 3}
+    assert len({state.coordinator("group", "a-key").node_id for _ in range(5)}) == 1
+    assert {state.coordinator("group", f"key-{i}").node_id for i in range(50)} == {1, 2, 3}
     with refused(ErrorCode.COORDINATOR_NOT_AVAILABLE):
-        make_state(alive=False).coordinator("a-key")
+        make_state(alive=False).coordinator("group", "a-key")
+
+
+def test_a_coordinator_stays_unless_its_own_node_stops(state: ClusterState) -> None:
+    keys = [f"key-{i}" for i in range(50)]
+    before = {key: state.coordinator("group", key).node_id for key in keys}
+    state.node_stopped(2)
+    after = {key: state.coordinator("group", key).node_id for key in keys}
+    assert after == {key: 3 if node == 2 else node for key, node in before.items()}
+    state.node_started(2)
+    assert {key: state.coordinator("group", key).node_id for key in keys} == before
+
+
+def test_a_coordinator_is_where_it_was_moved_to(state: ClusterState) -> None:
+    for node in (1, 2, 3):
+        state.move_coordinator("transaction", "tx", node)
+        assert state.coordinator("transaction", "tx").node_id == node
+    state.move_coordinator("transaction", "tx", -1)
+    with refused(ErrorCode.COORDINATOR_NOT_AVAILABLE):
+        state.coordinator("transaction", "tx")
+    with refused(ErrorCode.NOT_COORDINATOR):
+        state.check_coordinator("transaction", "tx", 3)
+    state.coordinator("group", "tx")  # is another thing
+    with pytest.raises(ValueError, match="no broker 9"):
+        state.move_coordinator("transaction", "tx", 9)
 
 
 # -- producers
@@ -220,29 +244,6 @@ def test_a_key_has_one_coordinator(state: ClusterState) -> None:
 
 def test_producer_ids_are_never_given_twice(state: ClusterState) -> None:
     assert len({state.new_producer_id() for _ in range(10)}) == 10
-
-
-def test_a_transactional_id_keeps_its_producer_id_and_fences_older_epochs(
-    state: ClusterState,
-) -> None:
-    first = state.init_transactional_id("tx", -1, -1)
-    producer_id = first.producer_id
-    assert first.producer_epoch == 0
-    assert state.init_transactional_id("tx", -1, -1).producer_epoch == 1
-    assert state.init_transactional_id("tx", producer_id, 1).producer_epoch == 2
-    for stale in ((producer_id, 1), (producer_id + 1, 2)):
-        with refused(ErrorCode.PRODUCER_FENCED):
-            state.init_transactional_id("tx", *stale)
-    assert state.init_transactional_id("other", -1, -1).producer_id != producer_id
-
-
-def test_a_transactional_id_gets_a_new_producer_id_when_its_epochs_are_used_up(
-    state: ClusterState,
-) -> None:
-    known = state.init_transactional_id("tx", -1, -1)
-    known.producer_epoch = 2**15 - 2
-    fresh = state.init_transactional_id("tx", -1, -1)
-    assert (fresh.producer_id != known.producer_id, fresh.producer_epoch) == (True, 0)
 
 
 # -- options

@@ -10,8 +10,10 @@ from asyncproducer.testing.handlers import (  # noqa: F401 - each fills the tabl
     fetch,
     list_offsets,
     metadata,
+    offsets,
     produce,
     topics,
+    transactions,
 )
 from asyncproducer.testing.handlers.api import APIS, Api, Call, CloseConnection
 

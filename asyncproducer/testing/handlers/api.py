@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
 from asyncproducer.testing.faults import Fault, Injection, ReceivedRequest
+from asyncproducer.testing.groups import Groups
 from asyncproducer.testing.messages import Message, Response
-from asyncproducer.testing.state import ClusterState, RequestRefused
+from asyncproducer.testing.state import ClusterState, CoordinatorKind, RequestRefused
+from asyncproducer.testing.transactions import Transactions
 
 __all__ = ["APIS", "Api", "Call", "CloseConnection", "Handler", "api", "topic_name"]
 
@@ -23,12 +26,13 @@ class Call:
 
     request: ReceivedRequest
     state: ClusterState
+    groups: Groups
+    transactions: Transactions
     fault: Fault | None
     #: The cluster's clock: ms since 1970.
     now_ms: Callable[[], int]
     #: What ApiVersions advertises: API key -> (lowest, highest version).
     versions: Mapping[int, tuple[int, int]]
-    finalized_features: Mapping[str, int]
 
     @property
     def body(self) -> Message:
@@ -54,6 +58,21 @@ class Call:
         if (injected := self.injected(topic, partition)) is not None:
             raise RequestRefused(injected.code, injected.message or "")
 
+    @contextmanager
+    def effect(self, topic: str | None = None, partition: int | None = None) -> Iterator[None]:
+        """Around what this part of the request does.
+
+        Where a fault wants it, it is not done, or its success is not told: RequestRefused.
+        """
+        injected = self.injected(topic, partition)
+        if injected is None or injected.after_append:
+            yield
+        self.refuse_injected(topic, partition)
+
+    def check_coordinator(self, kind: CoordinatorKind, key: str) -> None:
+        """Raises RequestRefused unless the node that was asked is in charge."""
+        self.state.check_coordinator(kind, key, self.node_id)
+
 
 #: Returns the response without its throttle time, or None where there is no answer
 #: (acks=0). Raises CloseConnection. Only a handler that waits is async.
@@ -74,6 +93,8 @@ class Api(NamedTuple):
     touches: Touches | None
     #: What ApiVersions says to be the lowest version, where that is not the truth.
     advertised_min_version: int
+    #: The highest one, unless the cluster is told to offer more.
+    advertised_max_version: int
 
 
 APIS: dict[int, Api] = {}
@@ -87,12 +108,14 @@ def api(
     *,
     touches: Touches | None = None,
     advertised_min_version: int | None = None,
+    advertised_max_version: int | None = None,
 ) -> Callable[[Handler], Handler]:
     """Puts a handler into the table."""
 
     def register(handler: Handler) -> Handler:
         lowest = min_version if advertised_min_version is None else advertised_min_version
-        APIS[key] = Api(key, name, min_version, max_version, handler, touches, lowest)
+        highest = max_version if advertised_max_version is None else advertised_max_version
+        APIS[key] = Api(key, name, min_version, max_version, handler, touches, lowest, highest)
         return handler
 
     return register

@@ -12,6 +12,9 @@ __all__ = ["API_VERSIONS", "api_versions", "unsupported_api_versions"]
 
 API_VERSIONS = 18
 
+#: The highest `transaction.version` there is. Other features go as far as they are used.
+_TRANSACTION_VERSION = 2
+
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -34,13 +37,14 @@ def api_versions(call: Call) -> Response:
         "error_code": ErrorCode.NONE,
         "api_keys": [_version_range(key, found) for key, found in sorted(call.versions.items())],
         "supported_features": [
-            {"name": name, "min_version": min(level, 1), "max_version": level}
-            for name, level in call.finalized_features.items()
+            {"name": name, "min_version": 0, "max_version": max(level, _TRANSACTION_VERSION)}
+            for name, level in call.state.features.items()
+            if call.version >= 4  # KIP-1022: clients before do not know that it may be 0
         ],
-        "finalized_features_epoch": 1,
+        "finalized_features_epoch": call.state.features_epoch,
         "finalized_features": [
             {"name": name, "max_version_level": level, "min_version_level": level}
-            for name, level in call.finalized_features.items()
+            for name, level in call.state.features.items()
             if level > 0
         ],
     }

@@ -1,4 +1,4 @@
-"""FindCoordinator (10) and InitProducerId (22). The transactional requests will come here."""
+"""FindCoordinator (10) and InitProducerId (22)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from datetime import timedelta
 from asyncproducer.errors import ErrorCode, error_name
 from asyncproducer.testing.handlers.api import Call, api
 from asyncproducer.testing.messages import Response
-from asyncproducer.testing.state import RequestRefused
+from asyncproducer.testing.state import CoordinatorKind, RequestRefused
 
 __all__ = ["find_coordinator", "init_producer_id"]
 
 #: `transaction.max.timeout.ms`
 _MAX_TRANSACTION_TIMEOUT = timedelta(minutes=15)
 
-_GROUP, _TRANSACTION = 0, 1
+_GROUP = 0
+_KINDS: dict[int, CoordinatorKind] = {_GROUP: "group", 1: "transaction"}
 
 
 @api(10, "find_coordinator", 0, 6)
 def find_coordinator(call: Call) -> Response:
-    """One key up to v3, several from v4 on. Groups are found, but nothing can be done with them."""
+    """One key up to v3, several from v4 on."""
     if call.version < 4:
         return _coordinator(call, call.body.key)
     keys = call.body.coordinator_keys
@@ -29,9 +30,10 @@ def find_coordinator(call: Call) -> Response:
 def _coordinator(call: Call, key: str) -> Response:
     try:
         call.refuse_injected()
-        if getattr(call.body, "key_type", _GROUP) not in (_GROUP, _TRANSACTION):
+        kind = _KINDS.get(getattr(call.body, "key_type", _GROUP))
+        if kind is None:
             raise RequestRefused(ErrorCode.INVALID_REQUEST)
-        node = call.state.coordinator(key)
+        node = call.state.coordinator(kind, key)
     except RequestRefused as exc:
         return {
             "error_code": exc.code,
@@ -49,17 +51,20 @@ def _coordinator(call: Call, key: str) -> Response:
     }
 
 
-@api(22, "init_producer_id", 0, 5)
+@api(22, "init_producer_id", 0, 6, advertised_max_version=5)
 def init_producer_id(call: Call) -> Response:
     """A producer id. PRODUCER_FENCED is INVALID_PRODUCER_EPOCH before v4.
+
+    v6 (KIP-939) is not stable in Kafka, so it is not advertised, and two-phase commit is
+    refused as it is where `transaction.two.phase.commit.enable` is off.
 
     Without a transactional id every request gets a new producer id at epoch 0, also one
     that names the old id: that is what TransactionCoordinator.handleInitProducerId does.
     With one, the epoch goes up by one, and older producers are fenced.
     """
     try:
-        call.refuse_injected()
-        producer_id, epoch = _init_producer_id(call)
+        with call.effect():
+            producer_id, epoch = _init_producer_id(call)
     except RequestRefused as exc:
         code = exc.code
         if code == ErrorCode.PRODUCER_FENCED and call.version < 4:
@@ -78,9 +83,13 @@ def _init_producer_id(call: Call) -> tuple[int, int]:
         return call.state.new_producer_id(), 0
     if not body.transactional_id:
         raise RequestRefused(ErrorCode.INVALID_REQUEST)
-    if call.state.coordinator(body.transactional_id).node_id != call.node_id:
-        raise RequestRefused(ErrorCode.NOT_COORDINATOR)
+    if getattr(body, "enable2_pc", False):
+        raise RequestRefused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if getattr(body, "keep_prepared_txn", False):
+        raise RequestRefused(ErrorCode.UNSUPPORTED_VERSION)
+    call.check_coordinator("transaction", body.transactional_id)
     if not timedelta(0) < body.transaction_timeout <= _MAX_TRANSACTION_TIMEOUT:
         raise RequestRefused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
-    known = call.state.init_transactional_id(body.transactional_id, producer_id, epoch)
-    return known.producer_id, known.producer_epoch
+    expected = None if producer_id == -1 else (producer_id, epoch)
+    timeout_ms = body.transaction_timeout // timedelta(milliseconds=1)
+    return call.transactions.initialize(body.transactional_id, timeout_ms, expected)

@@ -9,11 +9,15 @@ from datetime import timedelta
 from typing import Any
 
 from asyncproducer.errors import ErrorCode
+from asyncproducer.testing.batches import read_header, split_batches
 from asyncproducer.testing.handlers.api import Call, api, topic_name
 from asyncproducer.testing.messages import Message, Response
 from asyncproducer.testing.state import ClusterState, Partition, RequestRefused
 
-__all__ = ["check_leader", "fetch"]
+__all__ = ["READ_COMMITTED", "check_leader", "fetch"]
+
+#: Of a request's isolation level.
+READ_COMMITTED = 1
 
 
 def _touches(state: ClusterState, body: Message) -> Iterator[tuple[str | None, int | None]]:
@@ -27,9 +31,10 @@ def _touches(state: ClusterState, body: Message) -> Iterator[tuple[str | None, i
 async def fetch(call: Call) -> Response:
     """Records, when there are `min_bytes` of them or `max_wait` has passed.
 
-    Topic ids from v13 on, leader hints from v16 on. Not done: fetch sessions (every
-    answer has session id 0, which tells the client to go on without), followers,
-    aborted transactions.
+    Topic ids from v13 on, leader hints from v16 on. `read_committed` ends at the last
+    stable offset, and names the aborted transactions in what it gives. Not done: fetch
+    sessions (every answer has session id 0, which tells the client to go on without),
+    followers.
     """
     if call.body.__version__ >= 7 and call.body.session_id != 0:
         return {
@@ -53,6 +58,7 @@ class _Attempt:
         body = call.body
         self._call = call
         self._room = body.max_bytes
+        self._committed = body.isolation_level == READ_COMMITTED
         self._size = 0
         self._failed = False
         self._endpoints: dict[int, Response] = {}
@@ -101,6 +107,7 @@ class _Attempt:
             item.fetch_offset,
             min(item.partition_max_bytes, self._room),
             at_least_one=self._size == 0,
+            committed=self._committed,
         )
         self._size += len(records)
         self._room -= len(records)
@@ -110,6 +117,11 @@ class _Attempt:
             "log_start_offset": log.start_offset,
             "records": records,
         }
+        if self._committed:
+            response["aborted_transactions"] = [
+                {"producer_id": aborted.producer_id, "first_offset": aborted.first_offset}
+                for aborted in log.aborted(item.fetch_offset, _end_offset(records))
+            ]
         return response
 
     def _find(self, name: str | None, item: Message) -> Partition:
@@ -141,6 +153,12 @@ class _Attempt:
                 "port": node.port,
                 "rack": node.rack,
             }
+
+
+def _end_offset(records: bytes) -> int:
+    """The offset behind the last batch, -1 without one."""
+    *_, last = [None, *split_batches(records)]
+    return -1 if last is None else read_header(last).last_offset + 1
 
 
 def check_leader(call: Call, partition: Partition, epoch: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from asyncproducer.errors import ErrorCode
 from asyncproducer.testing.handlers.api import Call, api
-from asyncproducer.testing.handlers.fetch import check_leader
+from asyncproducer.testing.handlers.fetch import READ_COMMITTED, check_leader
 from asyncproducer.testing.messages import Message, Response
 from asyncproducer.testing.state import ClusterState, RequestRefused
 from asyncproducer.testing.storage import PartitionLog
@@ -17,8 +17,6 @@ __all__ = ["list_offsets"]
 #: "local" is everything, and nothing is tiered or pending.
 _LATEST, _EARLIEST, _MAX_TIMESTAMP = -1, -2, -3
 _EARLIEST_LOCAL, _LATEST_TIERED, _EARLIEST_PENDING_UPLOAD = -4, -5, -6
-
-_READ_COMMITTED = 1
 
 
 def _touches(state: ClusterState, body: Message) -> Iterator[tuple[str | None, int | None]]:
@@ -47,7 +45,7 @@ def _partition(call: Call, name: str, item: Message) -> Response:
         call.refuse_injected(name, item.partition_index)
         partition = call.state.partition(name, item.partition_index)
         check_leader(call, partition, getattr(item, "current_leader_epoch", -1))
-        committed = getattr(call.body, "isolation_level", 0) == _READ_COMMITTED
+        committed = getattr(call.body, "isolation_level", 0) == READ_COMMITTED
         timestamp, offset = _look_up(partition.log, item.timestamp, committed)
         if offset == partition.log.end_offset:
             epoch = partition.leader_epoch
@@ -75,4 +73,5 @@ def _look_up(log: PartitionLog, timestamp: int, committed: bool) -> tuple[int, i
     if timestamp < _EARLIEST_PENDING_UPLOAD:
         raise RequestRefused(ErrorCode.UNSUPPORTED_VERSION)
     found = log.latest_timestamp() if timestamp == _MAX_TIMESTAMP else log.find_timestamp(timestamp)
-    return (-1, -1) if found is None else found
+    end = log.last_stable_offset if committed else log.end_offset
+    return (-1, -1) if found is None or found[1] >= end else found

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from asyncproducer.errors import ErrorCode
-from asyncproducer.testing.batches import BatchError, read_header, split_batches
+from asyncproducer.testing.batches import BatchError, BatchHeader, read_header, split_batches
 from asyncproducer.testing.faults import BatchSummary, Injection
 from asyncproducer.testing.handlers.api import Call, CloseConnection, api, topic_name
 from asyncproducer.testing.messages import Message, Response
@@ -16,6 +16,12 @@ from asyncproducer.testing.storage import Appended, AppendRefused
 __all__ = ["produce", "summarize"]
 
 _ZSTD = 4
+_TV2_VERSION = 12
+_COORDINATOR_ERRORS = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
 
 
 def _touches(state: ClusterState, body: Message) -> Iterator[tuple[str | None, int | None]]:
@@ -35,8 +41,7 @@ def produce(call: Call) -> Response | None:
 
     Other than Java's broker we refuse null records (it never answers), wrong offset
     deltas, and header keys that are not UTF-8 (it takes both), and we look for the
-    transactional id of each batch, not of the request. Not done: transactions; a
-    transactional batch is INVALID_TXN_STATE.
+    transactional id of each batch, not of the request.
     """
     endpoints: dict[int, Response] = {}
     responses = []
@@ -122,16 +127,60 @@ def _append(call: Call, name: str | None, item: Message) -> Appended:
     except BatchError as exc:
         raise RequestRefused(exc.code, str(exc)) from exc
     _check_replication(call, partition)
-    if read_header(data).is_transactional:
-        raise RequestRefused(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            if call.body.transactional_id is None
-            else ErrorCode.INVALID_TXN_STATE
-        )
+    header = read_header(data)
+    if header.is_transactional:
+        _check_transaction(call, partition, header)
     appended = partition.log.append(data, leader_epoch=partition.leader_epoch, now_ms=call.now_ms())
     if injected is not None:
         _refuse(injected)
     return appended
+
+
+def _check_transaction(call: Call, partition: Partition, header: BatchHeader) -> None:
+    """The leader asks the coordinator about a batch that would begin something here (KIP-890).
+
+    A client of TV2, which is one with Produce v12 and up, has its partition added by that;
+    for others it must be in the transaction already.
+    """
+    transactional_id = call.body.transactional_id
+    if transactional_id is None:
+        raise RequestRefused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if partition.log.has_transaction(header.producer_id, header.producer_epoch):
+        return
+    partition.log.expect_first(header, from_0=call.version >= _TV2_VERSION)
+    producer = transactional_id, header.producer_id, header.producer_epoch
+    where = partition.topic, partition.index
+    try:
+        node = call.state.coordinator("transaction", transactional_id)
+        call.state.check_coordinator("transaction", transactional_id, node.node_id)
+        if call.version >= _TV2_VERSION:
+            call.transactions.add(*producer, partitions=[where], version=2)
+        elif not call.transactions.verify(*producer, partition=where):
+            known = call.version >= 11
+            raise RequestRefused(
+                ErrorCode.TRANSACTION_ABORTABLE if known else ErrorCode.INVALID_TXN_STATE
+            )
+    except RequestRefused as exc:
+        raise _verification_failed(call, exc.code) from None
+
+
+def _verification_failed(call: Call, code: ErrorCode) -> AppendRefused:
+    """ReplicaManager.handleProduceAppend: clients have to know what is to be tried again."""
+    if code == ErrorCode.PRODUCER_FENCED:
+        code = ErrorCode.INVALID_PRODUCER_EPOCH
+    if code == ErrorCode.INVALID_TXN_STATE:
+        text = "Partition was not added to the transaction"
+        return AppendRefused(code, text, error_message=text)
+    passing = code in _COORDINATOR_ERRORS or (
+        code == ErrorCode.CONCURRENT_TRANSACTIONS and call.version < _TV2_VERSION
+    )
+    if passing:
+        text = (
+            "Unable to verify the partition has been added to the transaction."
+            f" Underlying error: {code.name}"
+        )
+        return AppendRefused(ErrorCode.NOT_ENOUGH_REPLICAS, text, error_message=text)
+    return AppendRefused(code, code.name)
 
 
 def _refuse(injected: Injection) -> NoReturn:
