@@ -64,7 +64,7 @@ class TransactionView(NamedTuple):
     producer_id: int
     producer_epoch: int
     #: Topic and number of those that are in the transaction, or still wait for its marker.
-    partitions: frozenset[tuple[str, int]]
+    partitions: tuple[tuple[str, int], ...]
     #: By group: the offsets that it gets if the transaction is committed.
     pending_offsets: Mapping[str, Offsets]
     timeout_ms: int
@@ -323,7 +323,7 @@ class EmbeddedCluster:
             known.state,
             known.producer_id,
             known.producer_epoch,
-            frozenset(known.partitions),
+            tuple(known.partitions),
             {group_id: dict(offsets) for group_id, offsets in pending.items()},
             known.timeout_ms,
         )

@@ -236,7 +236,8 @@ class Faults:
         What happens, apart from waiting nothing by default:
         - `error`: this code (name or number) is answered, with `error_message` and
           `record_errors` where the API has them, for the topic and partition given, or
-          for all of the request. Nothing is done for them, unless `after_append`.
+          for all of the request. Nothing is done for them, unless `after_append`: then it
+          is done, be it an append, an end of a transaction, or whatever the API does.
         - `delay`: seconds between processing and answer. `hold`: until `release()`.
         - `drop`: the connection is closed "before" the request is processed or "after".
         - `no_answer`: nothing is answered, and nothing more on this connection, which

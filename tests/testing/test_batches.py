@@ -20,6 +20,7 @@ from asyncproducer.testing.batches import (
     decode_batch,
     decode_records,
     encode_batch,
+    encode_marker,
     increment_sequence,
     read_header,
     rewrite_offset,
@@ -199,6 +200,16 @@ def test_control_batches_are_marked() -> None:
 
 
 # -- what is not well formed
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_marker_ends_a_transaction(committed: bool) -> None:
+    (record,) = decode_batch(encode_marker(7, 3, committed=committed, timestamp=T0))
+    assert record.is_transactional
+    assert record.is_control
+    assert record.is_commit is committed
+    assert (record.producer_id, record.producer_epoch, record.sequence) == (7, 3, -1)
+    assert not record._replace(is_control=False).is_commit  # a user's key may look like that
 
 
 def batch_of(body: bytes, count: int = 1) -> bytes:

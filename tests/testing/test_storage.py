@@ -13,7 +13,13 @@ from asyncproducer.testing.batches import (
     read_header,
     with_header,
 )
-from asyncproducer.testing.storage import Appended, AppendRefused, LogConfig, PartitionLog
+from asyncproducer.testing.storage import (
+    AbortedTransaction,
+    Appended,
+    AppendRefused,
+    LogConfig,
+    PartitionLog,
+)
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -304,6 +310,93 @@ def test_any_sequence_is_taken_from_a_producer_without_state(
 
 
 # -- reading
+
+
+# -- transactions
+
+TRANSACTIONAL = 0x10
+
+
+def in_transaction(*values: bytes, producer: tuple[int, int, int]) -> bytes:
+    return batch(*values, producer=producer, attributes=TRANSACTIONAL)
+
+
+def end(log: PartitionLog, producer_id: int, epoch: int = 0, *, committed: bool = True) -> None:
+    log.append_marker(producer_id, epoch, committed=committed, leader_epoch=0, now_ms=NOW)
+
+
+def test_what_is_stable_ends_where_the_oldest_open_transaction_begins(log: PartitionLog) -> None:
+    append(log, batch(b"a"))
+    append(log, in_transaction(b"b", producer=(1, 0, 0)))
+    append(log, in_transaction(b"c", producer=(2, 0, 0)))
+    append(log, in_transaction(b"d", producer=(1, 0, 1)))
+    assert (log.last_stable_offset, log.end_offset) == (1, 4)
+    end(log, 1)
+    assert (log.last_stable_offset, log.end_offset) == (2, 5)
+    end(log, 2)
+    assert (log.last_stable_offset, log.end_offset) == (6, 6)
+
+
+def test_only_what_is_stable_is_read_as_committed(log: PartitionLog) -> None:
+    append(log, in_transaction(b"a", producer=(1, 0, 0)))
+    end(log, 1)
+    append(log, in_transaction(b"b", producer=(1, 0, 1)))
+    append(log, batch(b"c"))
+    stable, marker, *_ = log.batches()
+    assert log.read(0, 10**6, committed=True) == stable.data + marker.data
+    assert log.read(2, 10**6, committed=True, at_least_one=True) == b""
+    assert [r.value for r in log.records(committed=True)] == [b"a"]
+    assert [r.value for r in log.records()] == [b"a", b"b", b"c"]
+    assert [(r.offset, r.is_commit) for r in log.markers()] == [(1, True)]
+
+
+def test_aborted_records_are_those_of_their_producer_and_their_range(log: PartitionLog) -> None:
+    append(log, in_transaction(b"a", producer=(1, 0, 0)))
+    append(log, in_transaction(b"b", producer=(2, 0, 0)))
+    append(log, batch(b"c"))
+    end(log, 1, committed=False)
+    end(log, 2)
+    append(log, in_transaction(b"d", producer=(1, 0, 1)))
+    end(log, 1)
+    aborted = [AbortedTransaction(1, 0, 3)]
+    assert [r.value for r in log.records(committed=True)] == [b"b", b"c", b"d"]
+    for first, behind, expected in ((0, 1, aborted), (3, 9, aborted), (4, 9, []), (0, 0, [])):
+        assert log.aborted(first, behind) == expected
+
+
+def test_a_marker_without_records_aborts_nothing(log: PartitionLog) -> None:
+    end(log, 1, committed=False)
+    assert log.aborted(0, 9) == []
+    assert log.last_stable_offset == 1
+
+
+def test_after_a_marker_of_the_next_epoch_the_producer_starts_at_0(log: PartitionLog) -> None:
+    append(log, in_transaction(b"a", producer=(1, 0, 0)))
+    end(log, 1, 1)
+    late = refused(log, in_transaction(b"b", producer=(1, 0, 1)))
+    assert late.code == ErrorCode.INVALID_PRODUCER_EPOCH
+    gap = refused(log, in_transaction(b"b", producer=(1, 1, 1)))
+    assert gap.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    append(log, in_transaction(b"b", producer=(1, 1, 0)))
+
+
+def test_a_transaction_is_open_for_its_producer_in_its_epoch(log: PartitionLog) -> None:
+    append(log, in_transaction(b"a", producer=(1, 3, 0)))
+    known = {(i, epoch): log.has_transaction(i, epoch) for i in (1, 2) for epoch in (2, 3, 4)}
+    assert [key for key, is_open in known.items() if is_open] == [(1, 3)]
+    mixed = refused(log, batch(b"b", producer=(1, 3, 1)))
+    assert (mixed.code, mixed.log_start_offset) == (ErrorCode.INVALID_TXN_STATE, 0)
+
+
+def test_a_transaction_begins_with_the_lowest_sequence_that_came(log: PartitionLog) -> None:
+    for sequence in (5, 4, 6):
+        header = read_header(in_transaction(b"a", producer=(1, 0, sequence)))
+        log.expect_first(header, from_0=False)
+    for sequence in (5, 6):
+        gap = refused(log, in_transaction(b"a", producer=(1, 0, sequence)))
+        assert gap.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    append(log, in_transaction(b"a", producer=(1, 0, 4)))
+    append(log, in_transaction(b"a", producer=(1, 0, 5)))
 
 
 def test_a_read_starts_with_the_batch_that_holds_the_offset(log: PartitionLog) -> None:

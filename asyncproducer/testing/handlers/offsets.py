@@ -85,7 +85,12 @@ def offset_fetch(call: Call) -> Response:
     body = call.body
     if call.version < 8:
         return _fetch_group(call, body.group_id, body.topics)
-    return {"groups": [_fetch_group(call, group.group_id, group.topics) for group in body.groups]}
+    return {
+        "groups": [
+            {"group_id": group.group_id, **_fetch_group(call, group.group_id, group.topics)}
+            for group in body.groups
+        ]
+    }
 
 
 def _fetch_group(call: Call, group_id: str, topics: list[Message] | None) -> Response:
@@ -94,7 +99,6 @@ def _fetch_group(call: Call, group_id: str, topics: list[Message] | None) -> Res
         call.check_coordinator("group", group_id)
     except RequestRefused as exc:
         return {
-            "group_id": group_id,
             "error_code": exc.code,
             "topics": _failed(topics or [], exc.code) if call.version < 2 else [],
         }
@@ -107,7 +111,6 @@ def _fetch_group(call: Call, group_id: str, topics: list[Message] | None) -> Res
     else:
         wanted = {topic.name: list(topic.partition_indexes) for topic in topics}
     return {
-        "group_id": group_id,
         "error_code": ErrorCode.NONE,
         "topics": [
             {
