@@ -147,10 +147,10 @@ class TransactionalId:
             raise RequestRefused(ErrorCode.PRODUCER_FENCED)
         self.producer_epoch += 1
 
-    def change_producer_id(self, producer_id: int) -> None:
+    def change_producer_id(self, producer_id: int, last_epoch: int) -> None:
         """Its epochs start again."""
         self.previous_producer_id, self.producer_id = self.producer_id, producer_id
-        self.last_epoch, self.producer_epoch = self.producer_epoch, 0
+        self.last_epoch, self.producer_epoch = last_epoch, 0
 
 
 class Transactions:
@@ -214,7 +214,8 @@ class Transactions:
             raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         expected_epoch = None if expected is None else expected[1]
         if known.epochs_used_up and expected_epoch in (None, known.producer_epoch):
-            known.change_producer_id(self._state.new_producer_id())
+            last_epoch = NO_EPOCH if expected is None else known.producer_epoch
+            known.change_producer_id(self._state.new_producer_id(), last_epoch)
         else:
             known.bump_epoch(expected_epoch)
         known.timeout_ms = timeout_ms
@@ -242,6 +243,7 @@ class Transactions:
             known.timer = self._call_later(known.timeout_ms / 1000, lambda: self._fence(known))
         known.become(_ONGOING)
         known.version = version
+        known.previous_producer_id = NO_PRODUCER_ID  # who says so much has heard of the new one
         known.partitions.update(dict.fromkeys(partitions))
         known.groups.update(dict.fromkeys(groups))
 
@@ -279,12 +281,7 @@ class Transactions:
         code = _outcome(known.state, commit=commit, version=version, repeated=repeated)
         if code is None:
             known.version = version
-            if version >= 2:
-                if known.epochs_used_up:
-                    known.next_producer_id = self._state.new_producer_id()
-                known.last_epoch = known.producer_epoch
-                known.producer_epoch += 1
-            self._prepare(known, commit=commit)
+            self._prepare(known, commit=commit, bump=version >= 2)
         elif code != ErrorCode.NONE:
             raise RequestRefused(code)
         if known.next_producer_id != NO_PRODUCER_ID:
@@ -295,13 +292,17 @@ class Transactions:
 
     def _fence(self, known: TransactionalId) -> None:
         """Aborts without the producer, whose epoch is over: a new one came, or its time is up."""
-        known.last_epoch = known.producer_epoch  # it may come back, if nobody else did (KIP-588)
-        known.producer_epoch += 1
-        self._prepare(known, commit=False)
+        self._prepare(known, commit=False, bump=True)
 
-    def _prepare(self, known: TransactionalId, *, commit: bool) -> None:
+    def _prepare(self, known: TransactionalId, *, commit: bool, bump: bool) -> None:
         """The transaction's outcome is certain from here on."""
         _stop_timer(known)
+        if bump:
+            if known.epochs_used_up:
+                known.next_producer_id = self._state.new_producer_id()
+            # The old one may come back, if nobody else did (KIP-588).
+            known.last_epoch = known.producer_epoch
+            known.producer_epoch += 1
         known.become(_PREPARE_COMMIT if commit else _PREPARE_ABORT)
         if self.marker_delay_ms:
             delay = self.marker_delay_ms / 1000
@@ -341,7 +342,7 @@ class Transactions:
         known.groups.clear()
         known.become(_COMPLETE_COMMIT if committed else _COMPLETE_ABORT)
         if known.next_producer_id != NO_PRODUCER_ID:
-            known.change_producer_id(known.next_producer_id)
+            known.change_producer_id(known.next_producer_id, known.last_epoch)
             known.next_producer_id = NO_PRODUCER_ID
 
     def _stop_waiting(self, known: TransactionalId) -> None:

@@ -502,7 +502,7 @@ async def test_partitions_are_added_all_or_none(s: Session) -> None:
     found = await s.describe()
     assert found.transaction_state == "Ongoing"
     assert (found.producer_id, found.producer_epoch) == pid
-    assert [(t.topic, t.partitions) for t in found.topics] == [(s.topic, (0, 1))]
+    assert [(t.topic, sorted(t.partitions)) for t in found.topics] == [(s.topic, [0, 1])]
     s.topic = "__consumer_offsets"
     assert await s.add_once(pid, 0) == [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
 
@@ -649,6 +649,71 @@ async def test_protocols_may_change_from_one_transaction_to_the_next(s: Session)
     ]
 
 
+async def test_a_protocol_is_that_of_the_request(s: Session) -> None:
+    """EndTxn v5 after AddPartitionsToTxn bumps the epoch, EndTxn v4 after Produce v12 does not."""
+    pid = producer_id, epoch = await s.init()
+    await begin(s, pid, version=TV1)
+    pid = await end(s, pid, True, version=TV2)
+    assert pid == (producer_id, epoch + 1)
+    await begin(s, pid, version=TV2)
+    await end(s, pid, True, version=TV1)
+    assert await s.end(pid, True) == OK
+    assert await end(s, pid, False, version=TV2) == (producer_id, epoch + 2)
+
+
+async def test_all_versions_do_the_same(s: Session) -> None:
+    pid = await s.init()
+    for version in range(4):
+        assert await s.add(pid, 0, version=version) == OK
+    for sequence, version in enumerate(range(3, 13)):
+        assert await s.produce(pid, sequence, version=version) == OK
+    for version in range(5):
+        assert await s.add_offsets(pid, version=version) == OK
+    for version in range(6):
+        assert await s.commit_offset(pid, version, version=version) == OK
+    for version in range(5):
+        assert await s.end(pid, True, version=version) == OK
+    assert (await s.fetch_offset())[1] == 5
+
+
+@pytest.mark.slow
+async def test_after_the_last_epoch_comes_a_new_producer_id(s: Session) -> None:
+    producer_id, epoch = await s.init()
+    last = 32766
+    while epoch < last:
+        sent = [
+            s.client.send(
+                "init_producer_id",
+                5,
+                transactional_id=s.txn,
+                transaction_timeout=60_000,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+            for _ in range(min(500, last - epoch))
+        ]
+        for correlation_id in sent:
+            response = await s.client.receive("init_producer_id", 5, correlation_id)
+        epoch = response.producer_epoch
+    old = (producer_id, last)
+    await begin(s, old, b"a", version=TV2)
+    new = await end(s, old, True, version=TV2)
+    assert new[0] != producer_id
+    assert new[1] == 0
+    # The first answer may be lost.
+    assert await s.end(old, True, version=5) == (OK, *new)
+    assert (await s.end(old, False, version=5))[0] == BAD_STATE
+    assert await s.init_once(old) == (OK, *new)
+    assert (await s.init_once((producer_id, 5)))[0] == FENCED
+    await begin(s, new, b"b", version=TV2)
+    assert (await s.end(old, True, version=5))[0] == MAPPING
+    assert [(r.producer_id, r.producer_epoch) for r in await s.log()] == [
+        old,
+        (producer_id, last + 1),
+        new,
+    ]
+
+
 # -- what consumers see
 
 
@@ -745,6 +810,17 @@ async def test_a_group_without_members_takes_offsets_of_nobody_else(s: Session) 
 
 
 # -- what a broker tells of itself
+
+
+@pytest.mark.parametrize("version", range(1, 7))
+async def test_every_coordinator_has_a_message(s: Session, version: int) -> None:
+    for kind in (0, 1):
+        response = await s.client.request(
+            "find_coordinator", version, key=s.txn, key_type=kind, coordinator_keys=[s.txn]
+        )
+        found = response.coordinators[0] if version >= 4 else response
+        assert (found.error_code, found.node_id) == (OK, 1)
+        assert found.error_message == ("" if version >= 4 else "NONE")
 
 
 @pytest.mark.parametrize("version", [3, 4])

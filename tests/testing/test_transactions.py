@@ -197,15 +197,29 @@ def test_a_start_brings_a_new_producer_id_when_epochs_are_used_up(
         assert transactions.initialize("tx", 1000, (producer_id, LAST_EPOCH)) == after
 
 
-def test_a_fence_needs_no_new_producer_id(transactions: Transactions, state: ClusterState) -> None:
+def test_a_fence_brings_a_new_producer_id_when_epochs_are_used_up(
+    transactions: Transactions, state: ClusterState
+) -> None:
     producer_id, _ = begin(transactions, version=1)
     transactions.find("tx").producer_epoch = LAST_EPOCH
     with refused(ErrorCode.CONCURRENT_TRANSACTIONS):
         transactions.initialize("tx", 1000, None)
     assert markers(state) == [(LAST_EPOCH + 1, False)]
-    after = transactions.initialize("tx", 1000, None)
-    assert after[1] == 0
-    assert after[0] != producer_id
+    assert transactions.find("tx").producer_id != producer_id
+    assert transactions.initialize("tx", 1000, (producer_id, LAST_EPOCH))[1] == 0
+    assert transactions.initialize("tx", 1000, None)[1] == 1
+
+
+def test_an_old_producer_id_is_forgotten_with_the_next_transaction(
+    transactions: Transactions,
+) -> None:
+    producer_id, _ = begin(transactions)
+    transactions.find("tx").producer_epoch = LAST_EPOCH
+    old = (producer_id, LAST_EPOCH)
+    pid = end(transactions, old)
+    transactions.add("tx", *pid, partitions=[T0], version=2)
+    with refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING):
+        end(transactions, old)
 
 
 # -- markers

@@ -37,14 +37,14 @@ def _coordinator(call: Call, key: str) -> Response:
     except RequestRefused as exc:
         return {
             "error_code": exc.code,
-            "error_message": exc.message or error_name(exc.code),
+            "error_message": exc.message or ("" if call.version >= 4 else error_name(exc.code)),
             "node_id": -1,
             "host": "",
             "port": -1,
         }
     return {
         "error_code": ErrorCode.NONE,
-        "error_message": None,
+        "error_message": "" if call.version >= 4 else error_name(ErrorCode.NONE),
         "node_id": node.node_id,
         "host": node.host,
         "port": node.port,
