@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncproducer.testing.batches import StoredRecord
-    from asyncproducer.testing.broker import EmbeddedCluster
+    from asyncproducer.testing.broker import EmbeddedCluster, TransactionView
     from asyncproducer.testing.clock import DeadlockError, VirtualTimeLoop
     from asyncproducer.testing.faults import Fault, ReceivedRequest
     from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable
     from asyncproducer.testing.network import MemoryNetwork
     from asyncproducer.testing.raw_client import RawClient
+    from asyncproducer.testing.transactions import TransactionState
 
 __all__ = [
     "DeadlockError",
@@ -28,6 +29,8 @@ __all__ = [
     "RawClient",
     "ReceivedRequest",
     "StoredRecord",
+    "TransactionState",
+    "TransactionView",
     "VirtualTimeLoop",
 ]
 
@@ -41,6 +44,8 @@ _MODULES = {
     "RawClient": "raw_client",
     "ReceivedRequest": "faults",
     "StoredRecord": "batches",
+    "TransactionState": "transactions",
+    "TransactionView": "broker",
     "VirtualTimeLoop": "clock",
 }
 
