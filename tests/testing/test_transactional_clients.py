@@ -96,6 +96,7 @@ def write_with_librdkafka(servers: str) -> None:
         else:
             producer.abort_transaction(20)
     group.close()
+    librdkafka(servers)  # whoever starts next waits for the last markers
 
 
 # -- consumers
