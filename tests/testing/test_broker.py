@@ -682,6 +682,23 @@ async def test_a_malformed_request_is_no_error_of_the_broker(
     assert cluster.requests == []
 
 
+WHO = {"transactional_id": "x", "producer_id": 1000, "producer_epoch": 0}
+OFFSETS = {
+    "name": "t",
+    "partitions": [{"partition_index": 0, "committed_offset": 1, "committed_metadata": None}],
+}
+TRANSACTIONAL_REQUESTS: dict[str, dict[str, Any]] = {
+    "add_partitions_to_txn": {f"v3_and_below_{name}": value for name, value in WHO.items()}
+    | {"v3_and_below_topics": [{"name": "t", "partitions": [0, 1]}]},
+    "add_offsets_to_txn": WHO | {"group_id": "g"},
+    "txn_offset_commit": WHO | {"group_id": "g", "topics": [OFFSETS]},
+    "end_txn": WHO | {"committed": True},
+    "offset_fetch": {
+        "groups": [{"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0]}]}]
+    },
+}
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_damaged_requests_do_no_harm(
     cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture, seed: int
@@ -697,8 +714,14 @@ async def test_damaged_requests_do_no_harm(
         encode_request("find_coordinator", 4, {"coordinator_keys": ["a"]}),
         encode_request("init_producer_id", 4, {"transactional_id": "x", "transaction_timeout": 1}),
         encode_request("delete_topics", 6, {"topics": [{"topic_id": None}], "timeout": 1}),
+        encode_request("add_partitions_to_txn", 3, TRANSACTIONAL_REQUESTS["add_partitions_to_txn"]),
+        encode_request("add_offsets_to_txn", 3, TRANSACTIONAL_REQUESTS["add_offsets_to_txn"]),
+        encode_request("txn_offset_commit", 5, TRANSACTIONAL_REQUESTS["txn_offset_commit"]),
+        encode_request("end_txn", 5, TRANSACTIONAL_REQUESTS["end_txn"]),
+        encode_request("offset_fetch", 8, TRANSACTIONAL_REQUESTS["offset_fetch"]),
+        encode_request("describe_transactions", 0, {"transactional_ids": ["x"]}),
     ]
-    for number in range(100):
+    for number in range(200):
         damaged = bytearray(frames[number % len(frames)])
         for _ in range(rng.randint(1, 4)):
             damaged[rng.randrange(8, len(damaged))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
