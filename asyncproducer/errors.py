@@ -22,6 +22,10 @@ KafkaError                            .code .retriable
 │  ├─ DeliveryTimeout                 (TimeoutError) delivery_timeout_ms passed
 │  ├─ BrokerRejected                  .record_index .broker_message
 │  └─ AbortedError                    closed by force, or given up with a fatal error
+├─ TransactionError
+│  ├─ TransactionAborted              it can only be aborted, or was: nothing of it counts
+│  ├─ TransactionTimeout              (TimeoutError) not within max_block_ms: call it again
+│  └─ ProducerFenced                  another producer has taken over the transactional id
 ├─ AuthenticationError
 ├─ AuthorizationError
 ├─ UnsupportedVersionError
@@ -66,6 +70,7 @@ __all__ = [
     "MetadataTimeout",
     "Persisted",
     "ProducerClosed",
+    "ProducerFenced",
     "ProducerNotStarted",
     "ProducerStateError",
     "ProtocolError",
@@ -73,6 +78,9 @@ __all__ = [
     "RecordTooLarge",
     "RequestTimedOut",
     "SerializationError",
+    "TransactionAborted",
+    "TransactionError",
+    "TransactionTimeout",
     "UnsupportedVersionError",
     "WrongLoopError",
     "error_name",
@@ -439,7 +447,34 @@ class BrokerRejected(DeliveryError):
 
 
 class AbortedError(DeliveryError):
-    """The record was given up: the producer was closed by force, or failed for good."""
+    """The record was given up: its transaction was aborted, the producer was closed by force, or
+    it failed for good."""
+
+
+class TransactionError(KafkaError):
+    """Something is wrong with a transaction, or with all of this producer."""
+
+
+class TransactionAborted(TransactionError):
+    """The transaction cannot be committed. `__cause__` says why, `code` where a broker did.
+
+    Nothing of it counts. Raised by the calls within it: `abort_transaction()`, then begin again.
+    Raised by `async with producer.transaction()`: it is aborted already.
+    """
+
+
+class TransactionTimeout(TransactionError, TimeoutError):
+    """A transactional call had no answer within `max_block_ms`. It goes on: call the same again
+    to wait for its end."""
+
+    retriable = True
+
+
+class ProducerFenced(TransactionError):
+    """Another producer has taken over the transactional id, or the broker has given up a
+    transaction that was open for too long. Close this producer."""
+
+    code = ErrorCode.PRODUCER_FENCED
 
 
 class AuthenticationError(KafkaError):

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple, TypeAlias, overload
 __all__ = [
     "BatchResult",
     "CloseReport",
+    "ConsumerGroupMetadata",
     "Header",
     "Headers",
     "Health",
+    "OffsetAndMetadata",
     "OffsetRange",
     "PartitionInfo",
     "Record",
@@ -95,6 +97,29 @@ class PartitionInfo(NamedTuple):
     partition: int
     leader: int
     leader_epoch: int
+
+
+class OffsetAndMetadata(NamedTuple):
+    """Where a consumer group goes on: the offset of the next record that it reads.
+
+    `metadata` is kept with it. `leader_epoch` is that of the last record read, -1 if unknown.
+    """
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+class ConsumerGroupMetadata(NamedTuple):
+    """A consumer's membership of its group, so that the group can tell who is in it no more.
+
+    Only `group_id` is needed; without the rest the group cannot fence anybody.
+    """
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
 
 
 class CloseReport(NamedTuple):

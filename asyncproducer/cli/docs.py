@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from asyncproducer import errors
 from asyncproducer.config import NAMES, OPTIONS, Option
-from asyncproducer.core import sequences
+from asyncproducer.core import sequences, transactions
 from asyncproducer.core.metrics import LEFT_OUT, metrics_table
-from asyncproducer.core.outcome import produce_table
+from asyncproducer.core.outcome import produce_table, transactional_table
 from asyncproducer.net import connection
 from asyncproducer.option_names import LIBRDKAFKA, REFUSED, REFUSED_FAMILIES, Refused
 from asyncproducer.producer import TRANSITIONS as PRODUCER_TRANSITIONS
@@ -89,7 +89,25 @@ One row per error code of the protocol. "Batch" is what happens to the batch tha
 after this answer `persisted` is `"maybe"`, if the record fails in the end. A request that got no
 answer at all counts as NETWORK_EXCEPTION, one that got none in time as REQUEST_TIMED_OUT.
 
-{table}"""
+{table}
+## What an answer to a request of a transaction means
+
+With a `transactional_id`, a batch that fails makes its transaction abortable; so does a record
+that `send` refuses. The coordinators' answers:
+
+- **done**: the request did its work.
+- **repeat**: it is sent again after `retry_backoff_ms`, until it is done. The call that waits for
+  it does so for `max_block_ms` (`TransactionTimeout`); called again, it goes on waiting.
+- **find**: the same, after asking who the coordinator is now. So it is without any answer.
+- **abortable**: the calls within the transaction raise `TransactionAborted`, whose cause and `code`
+  say why, until `abort_transaction()`. Then another one can begin. (`EndTxn` of an abort: fatal.)
+- **bump**: abortable where the brokers give a new epoch (Kafka 2.5), else fatal.
+- **fenced**: every later call raises `ProducerFenced`: there is another producer with this
+  `transactional_id`, or a transaction was open for longer than `transaction_timeout_ms`.
+- **fatal**: every later call raises this error. `start()` can be tried again where it is the one
+  that fails.
+
+{transactional}"""
 
 
 _METRICS = """\
@@ -267,7 +285,11 @@ def metrics_page() -> str:
 
 def errors_page() -> str:
     """The text of docs/errors.md."""
-    return _ERRORS.format(tree=f"```text\n{exception_tree()}```\n", table=produce_table())
+    return _ERRORS.format(
+        tree=f"```text\n{exception_tree()}```\n",
+        table=produce_table(),
+        transactional=transactional_table(),
+    )
 
 
 def exception_tree() -> str:
@@ -306,6 +328,7 @@ def design_page(text: str) -> str:
         "producer": state_table(PRODUCER_TRANSITIONS),
         "connection": state_table(connection.TRANSITIONS),
         "producer id": state_table(sequences.TRANSITIONS),
+        "transaction": state_table(transactions.TRANSITIONS),
     }
     for name, table in tables.items():
         start, end = f"<!-- states: {name} -->\n", "<!-- end -->"

@@ -1,18 +1,39 @@
-"""What an answer to a Produce request means for a batch: one table, then the limits.
+"""What answers mean: one table for each request, then the limits.
 
 `PRODUCE` says what each error code asks for. `decide` adds what the batch has behind
 it: its attempts, its age, whether it is alone in its batch. The scheduler only does
-what comes out. The documentation's table is made from `produce_table()`.
+what comes out. `TRANSACTIONAL` has the tables of the requests of a transaction; what comes
+of them there is in transactions.py. The documentation's tables are made from
+`produce_table()` and `transactional_table()`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from asyncproducer.errors import ErrorCode, error_name, is_retriable, needs_refresh
 
-__all__ = ["PRODUCE", "Action", "Decision", "Rule", "decide", "produce_table", "rule_for"]
+__all__ = [
+    "ADD_OFFSETS_TO_TXN",
+    "ADD_PARTITIONS_TO_TXN",
+    "END_TXN",
+    "FIND_COORDINATOR",
+    "INIT_PRODUCER_ID",
+    "PRODUCE",
+    "TRANSACTIONAL",
+    "TXN_OFFSET_COMMIT",
+    "Action",
+    "Decision",
+    "Rule",
+    "TxnAction",
+    "decide",
+    "produce_table",
+    "rule_for",
+    "transactional_table",
+    "txn_action_for",
+]
 
 
 class Action(Enum):
@@ -134,4 +155,113 @@ def produce_table() -> str:
             f"| {code} | {error_name(code)} | {rule.action.value} "
             f"| {'yes' if rule.refresh else ''} | {'yes' if rule.written else ''} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+# -- transactions --------------------------------------------------------------------------
+
+
+class TxnAction(Enum):
+    """What happens to a request of a transaction, and to the transaction."""
+
+    DONE = "done"
+    REPEAT = "repeat"
+    #: Another broker coordinates now: ask for it, then repeat.
+    FIND = "find"
+    #: The transaction cannot be committed any more. The next one may go well.
+    ABORTABLE = "abortable"
+    #: The same where a new epoch can be had (Kafka 2.5), else fatal.
+    BUMP = "bump"
+    #: Another producer has taken over.
+    FENCED = "fenced"
+    FATAL = "fatal"
+
+
+def _txn_rules(
+    other: TxnAction, *, coordinator: bool = True, **special: TxnAction
+) -> dict[int, TxnAction]:
+    """The table of a request. `other` is for what nobody expects; `special` is by name."""
+    rules = {int(code): TxnAction.REPEAT if is_retriable(code) else other for code in ErrorCode}
+    rules[ErrorCode.NONE] = TxnAction.DONE
+    if coordinator:
+        rules[ErrorCode.COORDINATOR_NOT_AVAILABLE] = TxnAction.FIND
+        rules[ErrorCode.NOT_COORDINATOR] = TxnAction.FIND
+        # Also the epoch: with the coordinator, it is always the other producer's that is newer.
+        rules[ErrorCode.INVALID_PRODUCER_EPOCH] = TxnAction.FENCED
+        rules[ErrorCode.PRODUCER_FENCED] = TxnAction.FENCED
+    for code in (
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.UNSUPPORTED_VERSION,
+    ):
+        rules[code] = TxnAction.FATAL
+    for name, action in special.items():
+        rules[ErrorCode[name]] = action
+    return rules
+
+
+_ABORTABLE, _FATAL = TxnAction.ABORTABLE, TxnAction.FATAL
+
+#: Of the first one `start()` is what fails, and it can be tried again.
+INIT_PRODUCER_ID = _txn_rules(_FATAL)
+
+ADD_PARTITIONS_TO_TXN = _txn_rules(_ABORTABLE, UNKNOWN_PRODUCER_ID=TxnAction.BUMP)
+
+ADD_OFFSETS_TO_TXN = _txn_rules(
+    _FATAL,
+    UNKNOWN_PRODUCER_ID=TxnAction.BUMP,
+    GROUP_AUTHORIZATION_FAILED=_ABORTABLE,
+    TRANSACTION_ABORTABLE=_ABORTABLE,
+)
+
+#: The coordinator to be found again is the group's.
+TXN_OFFSET_COMMIT = _txn_rules(
+    _FATAL,
+    REQUEST_TIMED_OUT=TxnAction.FIND,
+    GROUP_AUTHORIZATION_FAILED=_ABORTABLE,
+    TRANSACTION_ABORTABLE=_ABORTABLE,
+    # The consumer is not, or no more, the member that it says it is.
+    ILLEGAL_GENERATION=_ABORTABLE,
+    UNKNOWN_MEMBER_ID=_ABORTABLE,
+    FENCED_INSTANCE_ID=_ABORTABLE,
+    GROUP_ID_NOT_FOUND=_ABORTABLE,
+    STALE_MEMBER_EPOCH=_ABORTABLE,
+)
+
+#: What makes a commit abortable is fatal for an abort: there is nothing else left to do.
+END_TXN = _txn_rules(_FATAL, UNKNOWN_PRODUCER_ID=TxnAction.BUMP, TRANSACTION_ABORTABLE=_ABORTABLE)
+
+FIND_COORDINATOR = _txn_rules(
+    _FATAL,
+    coordinator=False,
+    GROUP_AUTHORIZATION_FAILED=_ABORTABLE,
+    TRANSACTION_ABORTABLE=_ABORTABLE,
+)
+
+#: By the request's name, in the order of a transaction.
+TRANSACTIONAL: Mapping[str, Mapping[int, TxnAction]] = {
+    "FindCoordinator": FIND_COORDINATOR,
+    "InitProducerId": INIT_PRODUCER_ID,
+    "AddPartitionsToTxn": ADD_PARTITIONS_TO_TXN,
+    "AddOffsetsToTxn": ADD_OFFSETS_TO_TXN,
+    "TxnOffsetCommit": TXN_OFFSET_COMMIT,
+    "EndTxn": END_TXN,
+}
+
+
+def txn_action_for(table: Mapping[int, TxnAction], code: int) -> TxnAction:
+    """What an error code asks for; an unknown code counts as UNKNOWN_SERVER_ERROR."""
+    return table.get(code, table[ErrorCode.UNKNOWN_SERVER_ERROR])
+
+
+def transactional_table() -> str:
+    """The tables as one of Markdown, for the documentation."""
+    lines = [
+        f"| code | name | {' | '.join(TRANSACTIONAL)} |",
+        f"|---:|---|{'---|' * len(TRANSACTIONAL)}",
+    ]
+    for code in sorted(PRODUCE):
+        actions = " | ".join(table[code].value for table in TRANSACTIONAL.values())
+        lines.append(f"| {code} | {error_name(code)} | {actions} |")
     return "\n".join(lines) + "\n"

@@ -25,6 +25,7 @@ Sequences count modulo 2**31; comparisons are serial (RFC 1982), so they hold at
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ __all__ = [
     "IdState",
     "PartitionSequences",
     "Sequences",
+    "TransactionalSequences",
     "increment",
     "is_before",
 ]
@@ -127,6 +129,9 @@ class PartitionSequences:
 
 class Sequences:
     """The producer id of this producer, and what follows from answers for the sequences."""
+
+    #: Whether batches belong to transactions.
+    transactional = False
 
     def __init__(self) -> None:
         self.state = IdState.NONE
@@ -219,7 +224,7 @@ class Sequences:
             partition.producer_id,
             partition.producer_epoch,
             partition.next_sequence,
-            transactional=False,
+            transactional=self.transactional,
         )
         partition.next_sequence = increment(partition.next_sequence, batch.count)
         partition.outstanding.append(batch)
@@ -319,6 +324,12 @@ class Sequences:
             return
         self.bump(partition, batch.base_sequence)
 
+    def gives_up(
+        self, partition: PartitionSequences, batch: ProducerBatch, why: str, log_start_offset: int
+    ) -> bool:
+        """Whether `batch`, which the answers above would repeat, has to fail instead."""
+        return False
+
     # -- epochs ----------------------------------------------------------------------------
 
     def bump(self, partition: PartitionSequences, hole: int) -> None:
@@ -372,7 +383,113 @@ class Sequences:
                     self.producer_id,
                     self.producer_epoch,
                     partition.next_sequence,
-                    transactional=False,
+                    transactional=self.transactional,
                 )
                 partition.next_sequence = increment(partition.next_sequence, batch.count)
         return waiting
+
+
+class TransactionalSequences(Sequences):
+    """The numbers of a transactional producer.
+
+    A hole does not renumber anything here: the transaction that it is in will be aborted, and
+    what follows it has another epoch, from the coordinator. Where the coordinator cannot give
+    one (before Kafka 2.5), `rewind` goes back to what the broker has.
+    """
+
+    transactional = True
+
+    def __init__(self, joins: Callable[[PartitionSequences], bool]) -> None:
+        super().__init__()
+        #: Whether a partition is in the transaction; asks for it if it is not.
+        self._joins = joins
+        #: Partitions whose numbers cannot go on as they are.
+        self._damaged: dict[PartitionSequences, None] = {}
+
+    @property
+    def needs_id(self) -> bool:
+        """Never: the transaction's coordinator gives it, when it is asked to."""
+        return False
+
+    @property
+    def damaged(self) -> bool:
+        """Whether some batch got a number and did not keep it."""
+        return bool(self._damaged)
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether nobody knows which number the broker wants next, somewhere."""
+        return any(partition.unresolved is not None for partition in self._damaged)
+
+    def may_drain(self, partition: PartitionSequences, batch: ProducerBatch) -> bool:
+        """Whether `batch`, the head of its queue, may be sent now: not before its partition is in
+        the transaction."""
+        return self._joins(partition) and super().may_drain(partition, batch)
+
+    def bump(self, partition: PartitionSequences, hole: int) -> None:
+        """The sequence `hole` will never come."""
+        if partition.hole is None or is_before(hole, partition.hole):
+            partition.hole = hole
+        self._damaged[partition] = None
+
+    def expired(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
+        """`batch` was given up, here or after an answer that leaves its fate open."""
+        if not (batch.in_flight or batch.maybe_written):
+            self.rejected(partition, batch)
+            return
+        super().expired(partition, batch)
+        if partition.unresolved is not None:
+            self._damaged[partition] = None
+
+    def resolve(self) -> list[PartitionSequences]:
+        """Nothing is looked at again within a transaction."""
+        return []
+
+    def gives_up(
+        self, partition: PartitionSequences, batch: ProducerBatch, why: str, log_start_offset: int
+    ) -> bool:
+        """Whether only a new epoch could help `batch` (spec 8.5)."""
+        if why == "out_of_order":
+            first = partition.outstanding[0] if partition.outstanding else None
+            return partition.unresolved is not None or first is None or first is batch
+        # Some of what was acknowledged is still in the log, and yet the broker forgot us.
+        return partition.last_acked_offset >= log_start_offset >= 0
+
+    def out_of_order(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
+        """An earlier batch is still missing: nothing else is wrong."""
+
+    def unknown_producer(
+        self, partition: PartitionSequences, batch: ProducerBatch, log_start_offset: int
+    ) -> None:
+        """The log has lost all that we had there: it begins anew in the same epoch."""
+        if log_start_offset < 0 or not self._same_epoch(partition, batch):
+            return
+        self._restart(partition)
+        for other in partition.outstanding:
+            other.set_producer_state(
+                other.producer_id,
+                other.producer_epoch,
+                partition.next_sequence,
+                transactional=True,
+            )
+            partition.next_sequence = increment(partition.next_sequence, other.count)
+
+    def renew(self, producer_id: int, producer_epoch: int) -> None:
+        """Another epoch, between two transactions. All partitions begin at 0."""
+        if self.state is IdState.NONE:
+            self.requested()
+            self.assigned(producer_id, producer_epoch)
+        else:
+            self.producer_id = producer_id
+            self.producer_epoch = producer_epoch
+            self.epoch_bumps += 1
+        for partition in list(self._damaged):
+            self._restart(partition)
+        self._damaged.clear()
+
+    def rewind(self) -> None:
+        """The same epoch goes on: with the number behind the last one that the broker took."""
+        for partition in self._damaged:
+            partition.hole = None
+            partition.next_sequence = increment(partition.last_acked_sequence, 1)
+        self._damaged.clear()

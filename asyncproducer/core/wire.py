@@ -20,7 +20,7 @@ import importlib
 import re
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from functools import cache
@@ -40,14 +40,21 @@ from asyncproducer.core.produce import (
     encode_produce,
 )
 from asyncproducer.errors import ConfigError, ErrorCode, ProtocolError, UnsupportedVersionError
+from asyncproducer.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 __all__ = [
     "SUPPORTED",
+    "AddOffsetsToTxnRequest",
+    "AddOffsetsToTxnResponse",
+    "AddPartitionsToTxnRequest",
+    "AddPartitionsToTxnResponse",
     "ApiKey",
     "ApiVersionsRequest",
     "ApiVersionsResponse",
     "Buffer",
     "Coordinator",
+    "EndTxnRequest",
+    "EndTxnResponse",
     "FindCoordinatorRequest",
     "FindCoordinatorResponse",
     "InitProducerIdRequest",
@@ -63,6 +70,8 @@ __all__ = [
     "SaslAuthenticateResponse",
     "SaslHandshakeRequest",
     "SaslHandshakeResponse",
+    "TxnOffsetCommitRequest",
+    "TxnOffsetCommitResponse",
     "choose_version",
     "decode_produce",
     "encode_frame",
@@ -270,6 +279,11 @@ class Request(ABC, Generic[R]):
     __slots__ = ()
 
     api_key: ClassVar[ApiKey]
+
+    @property
+    def cap(self) -> int | None:
+        """The newest version that this request may be sent in, or None: the newest of all."""
+        return None
 
     def encode(self, version: int) -> bytes:
         """The body in this version.
@@ -654,6 +668,258 @@ class FindCoordinatorRequest(Request[FindCoordinatorResponse]):
             reader.skip_tagged_fields()
         reader.skip_tagged_fields()
         return FindCoordinatorResponse(throttle_ms, tuple(coordinators))
+
+
+# -- transactions --------------------------------------------------------------------------
+
+
+def _by_topic(places: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in places:
+        topics.setdefault(topic, []).append(partition)
+    return topics
+
+
+def _read_errors(reader: Reader) -> dict[TopicPartition, int]:
+    """An error code for each partition of each topic."""
+    errors: dict[TopicPartition, int] = {}
+    for _ in range(reader.array_length(3)):
+        topic = reader.string()
+        for _ in range(reader.array_length(6)):
+            partition = reader.int32()
+            errors[TopicPartition(topic, partition)] = reader.int16()
+            reader.skip_tagged_fields()
+        reader.skip_tagged_fields()
+    return errors
+
+
+class AddPartitionsToTxnResponse(NamedTuple):
+    """An error code for each partition that was to be added."""
+
+    throttle_ms: int
+    errors: dict[TopicPartition, int]
+
+
+class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnResponse]):
+    """Adds partitions to the transaction, before anything is produced to them (before KIP-890)."""
+
+    __slots__ = ("partitions", "producer_epoch", "producer_id", "transactional_id")
+
+    api_key = ApiKey.ADD_PARTITIONS_TO_TXN
+
+    def __init__(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Iterable[TopicPartition],
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.partitions = tuple(partitions)
+
+    def _entity(self, version: int, schema: Any) -> Any:
+        # Named for what it became in version 4, which is for brokers.
+        return schema.AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.producer_epoch,
+            v3_and_below_topics=tuple(
+                schema.AddPartitionsToTxnTopic(name=name, partitions=tuple(numbers))
+                for name, numbers in _by_topic(self.partitions).items()
+            ),
+        )
+
+    def _read(self, version: int, reader: Reader) -> AddPartitionsToTxnResponse:
+        throttle_ms = reader.int32()
+        errors = _read_errors(reader)
+        reader.skip_tagged_fields()
+        return AddPartitionsToTxnResponse(throttle_ms, errors)
+
+
+class AddOffsetsToTxnResponse(NamedTuple):
+    """Whether the offsets of the group belong to the transaction now."""
+
+    throttle_ms: int
+    error_code: int
+
+
+class AddOffsetsToTxnRequest(Request[AddOffsetsToTxnResponse]):
+    """Adds a consumer group's offsets to the transaction (before KIP-890)."""
+
+    __slots__ = ("group_id", "producer_epoch", "producer_id", "transactional_id")
+
+    api_key = ApiKey.ADD_OFFSETS_TO_TXN
+
+    def __init__(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.group_id = group_id
+
+    def _entity(self, version: int, schema: Any) -> Any:
+        return schema.AddOffsetsToTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            group_id=self.group_id,
+        )
+
+    def _read(self, version: int, reader: Reader) -> AddOffsetsToTxnResponse:
+        throttle_ms = reader.int32()
+        error_code = reader.int16()
+        reader.skip_tagged_fields()
+        return AddOffsetsToTxnResponse(throttle_ms, error_code)
+
+
+class TxnOffsetCommitResponse(NamedTuple):
+    """An error code for each partition whose offset was to be committed."""
+
+    throttle_ms: int
+    errors: dict[TopicPartition, int]
+
+
+class TxnOffsetCommitRequest(Request[TxnOffsetCommitResponse]):
+    """Commits a consumer group's offsets with the transaction.
+
+    The version tells the broker which protocol the transaction follows: from 5 on it adds the
+    group to the transaction by itself (KIP-890).
+    """
+
+    __slots__ = (
+        "group",
+        "offsets",
+        "producer_epoch",
+        "producer_id",
+        "transactional_id",
+        "version_two",
+    )
+
+    api_key = ApiKey.TXN_OFFSET_COMMIT
+
+    def __init__(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        group: ConsumerGroupMetadata,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        *,
+        version_two: bool,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.group = group
+        self.offsets = dict(offsets)
+        self.version_two = version_two
+
+    @property
+    def cap(self) -> int | None:
+        """Not the newest one in a transaction of the first version."""
+        return None if self.version_two else 4
+
+    def _entity(self, version: int, schema: Any) -> Any:
+        topics = []
+        for name, numbers in _by_topic(self.offsets).items():
+            partitions = []
+            for number in numbers:
+                offset = self.offsets[TopicPartition(name, number)]
+                fields: dict[str, object] = {}
+                if version >= 2:
+                    fields["committed_leader_epoch"] = offset.leader_epoch
+                partitions.append(
+                    schema.TxnOffsetCommitRequestPartition(
+                        partition_index=number,
+                        committed_offset=offset.offset,
+                        committed_metadata=offset.metadata,
+                        **fields,
+                    )
+                )
+            topics.append(
+                schema.TxnOffsetCommitRequestTopic(name=name, partitions=tuple(partitions))
+            )
+        member: dict[str, object] = {}
+        if version >= 3:
+            member["generation_id"] = self.group.generation_id
+            member["member_id"] = self.group.member_id
+            member["group_instance_id"] = self.group.group_instance_id
+        elif self.group != ConsumerGroupMetadata(self.group.group_id):
+            # Java: no silent step back to offsets that a consumer left behind can commit, too.
+            raise UnsupportedVersionError(
+                f"TxnOffsetCommit: version {version} cannot carry the consumer's membership of its "
+                "group (KIP-447): give the group id alone, or use a broker from 2.5 on"
+            )
+        return schema.TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id,
+            group_id=self.group.group_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            topics=tuple(topics),
+            **member,
+        )
+
+    def _read(self, version: int, reader: Reader) -> TxnOffsetCommitResponse:
+        throttle_ms = reader.int32()
+        errors = _read_errors(reader)
+        reader.skip_tagged_fields()
+        return TxnOffsetCommitResponse(throttle_ms, errors)
+
+
+class EndTxnResponse(NamedTuple):
+    """From version 5 on, the producer id and epoch for the next transaction; else -1."""
+
+    throttle_ms: int
+    error_code: int
+    producer_id: int
+    producer_epoch: int
+
+
+class EndTxnRequest(Request[EndTxnResponse]):
+    """Commits or aborts the transaction. Version 5 also bumps the epoch (KIP-890)."""
+
+    __slots__ = ("commit", "producer_epoch", "producer_id", "transactional_id", "version_two")
+
+    api_key = ApiKey.END_TXN
+
+    def __init__(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        version_two: bool,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.commit = commit
+        self.version_two = version_two
+
+    @property
+    def cap(self) -> int | None:
+        """Not the newest one in a transaction of the first version."""
+        return None if self.version_two else 4
+
+    def _entity(self, version: int, schema: Any) -> Any:
+        return schema.EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            committed=self.commit,
+        )
+
+    def _read(self, version: int, reader: Reader) -> EndTxnResponse:
+        throttle_ms = reader.int32()
+        error_code = reader.int16()
+        producer_id = reader.int64() if version >= 5 else -1
+        producer_epoch = reader.int16() if version >= 5 else -1
+        reader.skip_tagged_fields()
+        return EndTxnResponse(throttle_ms, error_code, producer_id, producer_epoch)
 
 
 # -- SASL ----------------------------------------------------------------------------------

@@ -3,12 +3,22 @@ from __future__ import annotations
 import pytest
 
 from asyncproducer.core.outcome import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
+    END_TXN,
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
     PRODUCE,
+    TRANSACTIONAL,
+    TXN_OFFSET_COMMIT,
     Action,
     Decision,
+    TxnAction,
     decide,
     produce_table,
     rule_for,
+    transactional_table,
+    txn_action_for,
 )
 from asyncproducer.errors import ErrorCode
 
@@ -169,3 +179,79 @@ def test_the_table_for_the_documentation_has_a_line_per_code() -> None:
     assert "| 13 | NETWORK_EXCEPTION | retry | yes | yes |" in lines
     assert "| 10 | MESSAGE_TOO_LARGE | split |  |  |" in lines
     assert produce_table().endswith("|\n")
+
+
+# -- transactions --------------------------------------------------------------------------
+
+REPEAT, FIND, ABORT, BUMP, FENCED, GONE = (
+    TxnAction.REPEAT,
+    TxnAction.FIND,
+    TxnAction.ABORTABLE,
+    TxnAction.BUMP,
+    TxnAction.FENCED,
+    TxnAction.FATAL,
+)
+
+#: Spec 7.4: code, then FindCoordinator, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn,
+#: TxnOffsetCommit and EndTxn; None where the spec says nothing of its own.
+TXN_TABLE: list[tuple[ErrorCode, tuple[TxnAction | None, ...]]] = [
+    (E.NONE, (TxnAction.DONE,) * 6),
+    (E.COORDINATOR_LOAD_IN_PROGRESS, (REPEAT,) * 6),
+    (E.COORDINATOR_NOT_AVAILABLE, (REPEAT, FIND, FIND, FIND, FIND, FIND)),
+    (E.NOT_COORDINATOR, (REPEAT, FIND, FIND, FIND, FIND, FIND)),
+    (E.REQUEST_TIMED_OUT, (REPEAT, REPEAT, REPEAT, REPEAT, FIND, REPEAT)),
+    (E.CONCURRENT_TRANSACTIONS, (None, REPEAT, REPEAT, REPEAT, REPEAT, REPEAT)),
+    (E.UNKNOWN_TOPIC_OR_PARTITION, (None, None, REPEAT, None, REPEAT, None)),
+    (E.TOPIC_AUTHORIZATION_FAILED, (None, None, ABORT, None, GONE, None)),
+    (E.OPERATION_NOT_ATTEMPTED, (None, None, ABORT, None, None, None)),
+    (E.GROUP_AUTHORIZATION_FAILED, (ABORT, None, None, ABORT, ABORT, None)),
+    # Of InitProducerId: start() fails, and may be called again.
+    (E.CLUSTER_AUTHORIZATION_FAILED, (GONE, GONE, ABORT, GONE, GONE, GONE)),
+    (E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (GONE,) * 6),
+    (E.INVALID_PRODUCER_EPOCH, (None, FENCED, FENCED, FENCED, FENCED, FENCED)),
+    (E.PRODUCER_FENCED, (None, FENCED, FENCED, FENCED, FENCED, FENCED)),
+    (E.INVALID_TXN_STATE, (None, GONE, GONE, GONE, GONE, GONE)),
+    (E.INVALID_PRODUCER_ID_MAPPING, (None, GONE, GONE, GONE, GONE, GONE)),
+    (E.UNKNOWN_PRODUCER_ID, (None, GONE, BUMP, BUMP, GONE, BUMP)),
+    (E.TRANSACTION_ABORTABLE, (ABORT, GONE, ABORT, ABORT, ABORT, ABORT)),
+    (E.UNKNOWN_MEMBER_ID, (None, None, None, None, ABORT, None)),
+    (E.ILLEGAL_GENERATION, (None, None, None, None, ABORT, None)),
+    (E.GROUP_ID_NOT_FOUND, (None, None, None, None, ABORT, None)),
+    (E.STALE_MEMBER_EPOCH, (None, None, None, None, ABORT, None)),
+    (E.FENCED_INSTANCE_ID, (None, None, None, None, ABORT, None)),
+    (E.UNSUPPORTED_FOR_MESSAGE_FORMAT, (None, None, None, None, GONE, None)),
+    (E.UNKNOWN_TOPIC_ID, (None, None, None, None, REPEAT, None)),
+    (E.INVALID_TRANSACTION_TIMEOUT, (None, GONE, None, None, None, None)),
+    (E.INVALID_REQUEST, (GONE, GONE, ABORT, GONE, GONE, GONE)),
+]
+TABLES = (
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    ADD_PARTITIONS_TO_TXN,
+    ADD_OFFSETS_TO_TXN,
+    TXN_OFFSET_COMMIT,
+    END_TXN,
+)
+
+
+@pytest.mark.parametrize(("code", "actions"), TXN_TABLE)
+def test_what_a_code_asks_for_in_a_transaction(
+    code: ErrorCode, actions: tuple[TxnAction | None, ...]
+) -> None:
+    """Spec 7.4; TX-09 to TX-14, TX-20, TX-25, TX-34, TX-39, TX-41."""
+    for table, action in zip(TABLES, actions, strict=True):
+        assert action is None or txn_action_for(table, code) is action
+
+
+def test_every_code_of_kafka_has_its_rule_in_a_transaction() -> None:
+    assert tuple(TRANSACTIONAL.values()) == TABLES
+    for table in TABLES:
+        assert set(table) == {int(code) for code in ErrorCode}
+        assert txn_action_for(table, 12345) is table[E.UNKNOWN_SERVER_ERROR]
+
+
+def test_the_table_of_transactions_for_the_documentation_has_a_line_per_code() -> None:
+    lines = transactional_table().splitlines()
+    assert len(lines) == 2 + len(ErrorCode)
+    assert lines[0] == f"| code | name | {' | '.join(TRANSACTIONAL)} |"
+    assert "| 16 | NOT_COORDINATOR | repeat | find | find | find | find | find |" in lines

@@ -19,6 +19,7 @@ from asyncproducer.core.sequences import (
     IdState,
     PartitionSequences,
     Sequences,
+    TransactionalSequences,
     increment,
     is_before,
 )
@@ -1138,3 +1139,134 @@ def test_aborted_batches_are_of_unknown_fate_if_they_were_sent() -> None:
     assert persisted == ["maybe", "no"]
     assert rig.numbers(0).unresolved == 2
     assert rig.numbers(1).unresolved is None
+
+
+# -- transactions --------------------------------------------------------------------------
+
+
+def transactional() -> tuple[TransactionalSequences, PartitionSequences]:
+    sequences = TransactionalSequences(lambda _: True)
+    sequences.renew(4000, 7)
+    partition = PartitionSequences(Owner())
+    acknowledge(sequences, partition, send(sequences, partition), 0)
+    return sequences, partition
+
+
+def test_a_transactional_producer_never_asks_for_an_id_by_itself() -> None:
+    sequences = TransactionalSequences(lambda _: True)
+    assert not sequences.needs_id
+    sequences.renew(4000, 7)
+    assert sequences.state is IdState.READY
+    assert (sequences.producer_id, sequences.producer_epoch) == (4000, 7)
+    assert not sequences.needs_id
+
+
+def test_batches_wait_until_their_partition_is_in_the_transaction() -> None:
+    """TX-28."""
+    inside: set[PartitionSequences] = set()
+    sequences = TransactionalSequences(inside.__contains__)
+    sequences.renew(4000, 7)
+    partition = PartitionSequences(Owner())
+    assert not sequences.may_drain(partition, batch_of(1))
+    inside.add(partition)
+    assert send(sequences, partition).transactional
+
+
+def test_a_hole_in_a_transaction_renumbers_nothing() -> None:
+    """Spec 7.1: the transaction will be aborted, and the next one has another epoch."""
+    sequences, partition = transactional()
+    first, second = send(sequences, partition), send(sequences, partition)
+    first.in_flight = False
+    sequences.rejected(partition, first)
+    assert sequences.damaged
+    assert not sequences.uncertain
+    assert sequences.apply_bumps() == []
+    assert sequences.producer_epoch == 7
+    assert second.base_sequence == 2
+    assert not sequences.may_drain(partition, batch_of(1))
+    acknowledge(sequences, partition, second)
+    sequences.renew(4000, 8)
+    assert not sequences.damaged
+    assert send(sequences, partition).base_sequence == 0
+    assert sequences.epoch_bumps == 1
+
+
+def test_a_batch_that_is_given_up_is_uncertain_only_where_it_may_be_stored() -> None:
+    """TX-30, TX-31."""
+    for in_flight, maybe_written, uncertain in (
+        (True, False, True),
+        (False, True, True),
+        (False, False, False),
+    ):
+        sequences, partition = transactional()
+        batch = send(sequences, partition)
+        batch.in_flight = in_flight
+        batch.maybe_written = maybe_written
+        sequences.expired(partition, batch)
+        assert sequences.damaged
+        assert sequences.uncertain is uncertain
+        assert sequences.resolve() == []
+        assert sequences.uncertain is uncertain
+    unsent = batch_of(1)
+    sequences, partition = transactional()
+    sequences.expired(partition, unsent)
+    assert not sequences.damaged
+
+
+def test_the_numbers_go_back_to_what_the_broker_has() -> None:
+    """TX-33: where there is no new epoch."""
+    sequences, partition = transactional()
+    batch = send(sequences, partition, 3)
+    batch.in_flight = False
+    sequences.rejected(partition, batch)
+    other = PartitionSequences(Owner())
+    batch = send(sequences, other, 3)
+    batch.in_flight = False
+    sequences.rejected(other, batch)
+    sequences.rewind()
+    assert send(sequences, partition).base_sequence == 1
+    assert send(sequences, other).base_sequence == 0
+
+
+def test_a_late_answer_of_an_older_epoch_damages_nothing() -> None:
+    """TX-37."""
+    sequences, partition = transactional()
+    late = send(sequences, partition)
+    sequences.expired(partition, late)
+    sequences.renew(4000, 8)
+    sequences.rejected(partition, late)
+    sequences.expired(partition, late)
+    sequences.unknown_producer(partition, late, 50)
+    assert not sequences.damaged
+    assert send(sequences, partition).base_sequence == 0
+
+
+def test_out_of_order_is_repeated_only_behind_what_is_missing() -> None:
+    """Spec 8.5: the next one in line would be refused for ever."""
+    sequences, partition = transactional()
+    first, second = send(sequences, partition), send(sequences, partition)
+    assert sequences.gives_up(partition, first, "out_of_order", -1)
+    assert not sequences.gives_up(partition, second, "out_of_order", -1)
+    sequences.out_of_order(partition, second)
+    assert not sequences.damaged
+    sequences.expired(partition, first)
+    assert sequences.gives_up(partition, second, "out_of_order", -1)
+    ordinary, partition = known()
+    assert not ordinary.gives_up(partition, send(ordinary, partition), "out_of_order", -1)
+
+
+def test_unknown_producer_in_a_transaction() -> None:
+    """SI-18, SI-19: where the log has lost all that was ours, it begins anew in this epoch."""
+    sequences, partition = transactional()
+    first, second = send(sequences, partition, 2), send(sequences, partition, 3)
+    assert partition.last_acked_offset == 0
+    assert not sequences.gives_up(partition, first, "unknown_producer", -1)
+    assert sequences.gives_up(partition, first, "unknown_producer", 0)
+    sequences.unknown_producer(partition, first, -1)
+    assert first.base_sequence == 1
+    assert not sequences.gives_up(partition, first, "unknown_producer", 50)
+    for batch in (first, second):  # the second time nothing changes
+        sequences.unknown_producer(partition, batch, 50)
+        assert (first.base_sequence, second.base_sequence) == (0, 2)
+    assert (first.producer_epoch, partition.next_sequence) == (7, 5)
+    assert not sequences.damaged

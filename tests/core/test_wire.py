@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +24,16 @@ from asyncproducer.core import wire
 from asyncproducer.core.metadata import MetadataResponse, Node, PartitionUpdate, TopicUpdate
 from asyncproducer.core.wire import (
     SUPPORTED,
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
     ApiKey,
     ApiVersionsRequest,
     ApiVersionsResponse,
     Coordinator,
+    EndTxnRequest,
+    EndTxnResponse,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     InitProducerIdRequest,
@@ -38,6 +44,8 @@ from asyncproducer.core.wire import (
     SaslAuthenticateResponse,
     SaslHandshakeRequest,
     SaslHandshakeResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
     choose_version,
     encode_frame,
     request_header_version,
@@ -46,6 +54,7 @@ from asyncproducer.core.wire import (
     throttles_client,
 )
 from asyncproducer.errors import ConfigError, ProtocolError, UnsupportedVersionError
+from asyncproducer.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 TOPIC_ID = bytes(range(1, 17))
 OTHER_ID = bytes(range(21, 37))
@@ -217,6 +226,69 @@ def kio_init_producer_id(schema: Any, value: InitProducerIdResponse) -> Any:
     )
 
 
+def _by_topic(errors: Mapping[TopicPartition, int]) -> dict[str, list[tuple[int, int]]]:
+    topics: dict[str, list[tuple[int, int]]] = {}
+    for place, error in errors.items():
+        topics.setdefault(place.topic, []).append((place.partition, error))
+    return topics
+
+
+def kio_add_partitions_to_txn(schema: Any, value: AddPartitionsToTxnResponse) -> Any:
+    return schema.AddPartitionsToTxnResponse(
+        throttle_time=ms(value.throttle_ms),
+        results_by_topic_v3_and_below=tuple(
+            schema.AddPartitionsToTxnTopicResult(
+                name=name,
+                results_by_partition=tuple(
+                    schema.AddPartitionsToTxnPartitionResult(
+                        partition_index=number, partition_error_code=code(error)
+                    )
+                    for number, error in each
+                ),
+            )
+            for name, each in _by_topic(value.errors).items()
+        ),
+    )
+
+
+def kio_add_offsets_to_txn(schema: Any, value: AddOffsetsToTxnResponse) -> Any:
+    return schema.AddOffsetsToTxnResponse(
+        throttle_time=ms(value.throttle_ms), error_code=code(value.error_code)
+    )
+
+
+def kio_txn_offset_commit(schema: Any, value: TxnOffsetCommitResponse) -> Any:
+    return schema.TxnOffsetCommitResponse(
+        throttle_time=ms(value.throttle_ms),
+        topics=tuple(
+            schema.TxnOffsetCommitResponseTopic(
+                name=name,
+                partitions=tuple(
+                    schema.TxnOffsetCommitResponsePartition(
+                        partition_index=number, error_code=code(error)
+                    )
+                    for number, error in each
+                ),
+            )
+            for name, each in _by_topic(value.errors).items()
+        ),
+    )
+
+
+def kio_end_txn(schema: Any, value: EndTxnResponse) -> Any:
+    return kio_entity(
+        schema.EndTxnResponse,
+        throttle_time=ms(value.throttle_ms),
+        error_code=code(value.error_code),
+        producer_id=value.producer_id,
+        producer_epoch=value.producer_epoch,
+    )
+
+
+def kept_of_end_txn(version: int, value: EndTxnResponse) -> EndTxnResponse:
+    return value if version >= 5 else value._replace(producer_id=-1, producer_epoch=-1)
+
+
 def kio_sasl_handshake(schema: Any, value: SaslHandshakeResponse) -> Any:
     return schema.SaslHandshakeResponse(
         error_code=code(value.error_code), mechanisms=value.mechanisms
@@ -265,6 +337,14 @@ CODES = st.sampled_from([each.value for each in KioErrorCode])
 #: 35 has rules of its own, see the tests of ApiVersions.
 CODES_BUT_35 = CODES.filter(lambda value: value != 35)
 NODES = st.builds(Node, INT32, TEXT, INT32, st.none() | TEXT)
+#: As answers have them: by topic.
+ERRORS = st.dictionaries(st.builds(TopicPartition, TEXT, st.integers(0, 9)), CODES, max_size=4).map(
+    lambda errors: {
+        TopicPartition(name, number): error
+        for name, each in _by_topic(errors).items()
+        for number, error in each
+    }
+)
 
 CASES = {
     "ApiVersions": Case(
@@ -362,6 +442,44 @@ CASES = {
         ),
         kio_find_coordinator,
         kept_of_find_coordinator,
+    ),
+    "AddPartitionsToTxn": Case(
+        AddPartitionsToTxnRequest(
+            "tx", 2**40, 7, [TopicPartition("orders", 0), TopicPartition("clicks", 3)]
+        ),
+        AddPartitionsToTxnResponse(
+            30, {TopicPartition("orders", 0): 51, TopicPartition("clicks", 3): 29}
+        ),
+        st.builds(AddPartitionsToTxnResponse, THROTTLE, ERRORS),
+        kio_add_partitions_to_txn,
+    ),
+    "AddOffsetsToTxn": Case(
+        AddOffsetsToTxnRequest("tx", 2**40, 7, "group"),
+        AddOffsetsToTxnResponse(30, 51),
+        st.builds(AddOffsetsToTxnResponse, THROTTLE, CODES),
+        kio_add_offsets_to_txn,
+    ),
+    "TxnOffsetCommit": Case(
+        TxnOffsetCommitRequest(
+            "tx",
+            2**40,
+            7,
+            ConsumerGroupMetadata("group"),
+            {TopicPartition("orders", 0): OffsetAndMetadata(12)},
+            version_two=True,
+        ),
+        TxnOffsetCommitResponse(
+            30, {TopicPartition("orders", 0): 16, TopicPartition("orders", 1): 0}
+        ),
+        st.builds(TxnOffsetCommitResponse, THROTTLE, ERRORS),
+        kio_txn_offset_commit,
+    ),
+    "EndTxn": Case(
+        EndTxnRequest("tx", 2**40, 7, commit=True, version_two=True),
+        EndTxnResponse(30, 51, 2**41, 8),
+        st.builds(EndTxnResponse, THROTTLE, CODES, INT64, INT16),
+        kio_end_txn,
+        kept_of_end_txn,
     ),
     "SaslHandshake": Case(
         SaslHandshakeRequest("PLAIN"),
@@ -476,6 +594,8 @@ def error_code_places(case: Case, version: int) -> list[int]:
         changed = rich._replace(
             coordinators=tuple(each._replace(error_code=0x1D) for each in rich.coordinators)
         )
+    elif isinstance(rich, (AddPartitionsToTxnResponse, TxnOffsetCommitResponse)):
+        changed = rich._replace(errors=dict.fromkeys(rich.errors, 0x1D))
     else:
         changed = rich._replace(error_code=0x1D)
     body, other = case.body(version, rich), case.body(version, changed)
@@ -689,6 +809,85 @@ def test_find_coordinator_takes_several_keys_from_version_4_on(version: int) -> 
     else:
         with pytest.raises(UnsupportedVersionError, match="one key, not for 2"):
             request.encode(version)
+
+
+@pytest.mark.parametrize("version", versions("AddPartitionsToTxn"))
+def test_add_partitions_to_txn_request_lists_partitions_by_topic(version: int) -> None:
+    places = [TopicPartition("a", 0), TopicPartition("b", 1), TopicPartition("a", 2)]
+    entity = read_request(AddPartitionsToTxnRequest("tx", 2**40, 7, places), version)
+    assert entity.v3_and_below_transactional_id == "tx"
+    assert (entity.v3_and_below_producer_id, entity.v3_and_below_producer_epoch) == (2**40, 7)
+    assert [(t.name, t.partitions) for t in entity.v3_and_below_topics] == [
+        ("a", (0, 2)),
+        ("b", (1,)),
+    ]
+
+
+@pytest.mark.parametrize("version", versions("AddOffsetsToTxn"))
+def test_add_offsets_to_txn_request(version: int) -> None:
+    entity = read_request(AddOffsetsToTxnRequest("tx", 2**40, 7, "g"), version)
+    assert (entity.transactional_id, entity.group_id) == ("tx", "g")
+    assert (entity.producer_id, entity.producer_epoch) == (2**40, 7)
+
+
+@pytest.mark.parametrize("version", versions("TxnOffsetCommit"))
+def test_txn_offset_commit_request(version: int) -> None:
+    """TX-27: membership travels from version 3 on, and is never dropped silently."""
+    offsets = {
+        TopicPartition("a", 0): OffsetAndMetadata(5, "note", 3),
+        TopicPartition("b", 1): OffsetAndMetadata(6),
+        TopicPartition("a", 2): OffsetAndMetadata(7),
+    }
+
+    def request(group: ConsumerGroupMetadata) -> TxnOffsetCommitRequest:
+        return TxnOffsetCommitRequest("tx", 2**40, 7, group, offsets, version_two=False)
+
+    entity = read_request(request(ConsumerGroupMetadata("g")), version)
+    assert (entity.transactional_id, entity.group_id) == ("tx", "g")
+    assert (entity.producer_id, entity.producer_epoch) == (2**40, 7)
+    found = {
+        (topic.name, each.partition_index): (
+            each.committed_offset,
+            each.committed_metadata,
+            getattr(each, "committed_leader_epoch", None),
+        )
+        for topic in entity.topics
+        for each in topic.partitions
+    }
+    epoch = (lambda known: known) if version >= 2 else (lambda known: None)
+    assert found == {
+        ("a", 0): (5, "note", epoch(3)),
+        ("a", 2): (7, "", epoch(-1)),
+        ("b", 1): (6, "", epoch(-1)),
+    }
+    member = request(ConsumerGroupMetadata("g", 4, "me", "instance"))
+    if version >= 3:
+        entity = read_request(member, version)
+        assert (entity.generation_id, entity.member_id) == (4, "me")
+        assert entity.group_instance_id == "instance"
+    else:
+        with pytest.raises(UnsupportedVersionError, match="membership"):
+            member.encode(version)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("version", versions("EndTxn"))
+def test_end_txn_request(version: int, commit: bool) -> None:
+    request = EndTxnRequest("tx", 2**40, 7, commit=commit, version_two=False)
+    entity = read_request(request, version)
+    assert entity.transactional_id == "tx"
+    assert (entity.producer_id, entity.producer_epoch) == (2**40, 7)
+    assert entity.committed is commit
+
+
+def test_versions_that_say_a_transaction_is_of_version_two_are_kept_from_others() -> None:
+    """TX-42: the version of these requests tells the broker which protocol is followed."""
+    group = ConsumerGroupMetadata("g")
+    for version_two, cap in ((False, 4), (True, None)):
+        end = EndTxnRequest("tx", 1, 0, commit=True, version_two=version_two)
+        offsets = TxnOffsetCommitRequest("tx", 1, 0, group, {}, version_two=version_two)
+        assert (end.cap, offsets.cap) == (cap, cap)
+    assert InitProducerIdRequest("tx", 1).cap is None
 
 
 @pytest.mark.parametrize("version", versions("SaslHandshake"))

@@ -1,0 +1,861 @@
+"""Transactions: the state machine, and the requests that it has to make, in their order.
+
+Between `begin` and `commit` a partition joins the transaction with its first batch. In
+version 1 the coordinator is told before the batch may leave (AddPartitionsToTxn). In version
+2 (KIP-890) nobody is: the Produce request adds the partition, and ending a transaction gives
+the next one another epoch, so that nothing late can get into it. The cluster decides which
+version it is (`transaction.version`, a finalized feature). A transaction has one version from
+its beginning to its end; the end is where it may change for the next one.
+
+Whatever fails within a transaction makes it abortable: a record, a record that `send`
+refused, an offset. Then it can only be aborted: it never commits over a failed record. After
+that the next transaction is as good as any. What nobody can mend is fatal.
+
+There is one request at a time (Java does the same): the coordinator would refuse most pairs,
+and their order is what the transaction is. `next_request` gives it to whoever can send it,
+`answered` or `failed` must follow. The priorities say that everything is added before the end.
+
+Calls that wait get an Operation. It goes on when nobody waits any more: too late, or cancelled.
+The same call again then waits for the same Operation, and until its end is known no other
+one makes sense.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from math import inf
+from typing import Any
+
+from asyncproducer.core import wire
+from asyncproducer.core.backoff import ExponentialBackoff
+from asyncproducer.core.outcome import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
+    END_TXN,
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    TXN_OFFSET_COMMIT,
+    TxnAction,
+    txn_action_for,
+)
+from asyncproducer.core.sequences import PartitionSequences, TransactionalSequences
+from asyncproducer.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    BrokerError,
+    ConfigError,
+    ErrorCode,
+    IllegalStateError,
+    KafkaError,
+    ProducerClosed,
+    ProducerFenced,
+    ProtocolError,
+    TransactionAborted,
+    UnsupportedVersionError,
+    again,
+)
+from asyncproducer.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+__all__ = [
+    "ABORT",
+    "BEGIN",
+    "CALLS",
+    "COMMIT",
+    "SEND",
+    "SEND_OFFSETS",
+    "START",
+    "TRANSITIONS",
+    "Kind",
+    "Offsets",
+    "Operation",
+    "TransactionManager",
+    "TransactionState",
+    "TxnRequest",
+]
+
+logger = logging.getLogger("asyncproducer.transactions")
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+#: A coordinator is that of a transactional id or of a group (FindCoordinator's key types).
+Key = tuple[int, str]
+
+#: The first AddPartitionsToTxn of a transaction often comes while the markers of the one before
+#: are still being written: that takes milliseconds, not a retry_backoff_ms.
+_MARKERS_SECONDS = 0.02
+
+
+class TransactionState(Enum):
+    """Where a transactional producer is."""
+
+    UNINITIALIZED = "UNINITIALIZED"
+    INITIALIZING = "INITIALIZING"
+    READY = "READY"
+    IN_TRANSACTION = "IN_TRANSACTION"
+    COMMITTING = "COMMITTING"
+    ABORTING = "ABORTING"
+    ABORTABLE_ERROR = "ABORTABLE_ERROR"
+    FATAL_ERROR = "FATAL_ERROR"
+
+
+_S = TransactionState
+
+#: The legal moves. INITIALIZING is also the way to another epoch, after the end.
+TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
+    _S.UNINITIALIZED: frozenset({_S.INITIALIZING, _S.FATAL_ERROR}),
+    _S.INITIALIZING: frozenset({_S.READY, _S.FATAL_ERROR}),
+    _S.READY: frozenset({_S.IN_TRANSACTION, _S.FATAL_ERROR}),
+    _S.IN_TRANSACTION: frozenset({_S.COMMITTING, _S.ABORTING, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
+    _S.COMMITTING: frozenset({_S.READY, _S.INITIALIZING, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
+    _S.ABORTING: frozenset({_S.READY, _S.INITIALIZING, _S.FATAL_ERROR}),
+    _S.ABORTABLE_ERROR: frozenset({_S.ABORTING, _S.FATAL_ERROR}),
+    _S.FATAL_ERROR: frozenset(),
+}
+
+START, BEGIN, SEND = "start", "begin_transaction", "send"
+SEND_OFFSETS, COMMIT, ABORT = "send_offsets", "commit_transaction", "abort_transaction"
+
+#: The states in which a call is allowed.
+CALLS: dict[str, frozenset[TransactionState]] = {
+    START: frozenset({_S.UNINITIALIZED}),
+    BEGIN: frozenset({_S.READY}),
+    SEND: frozenset({_S.IN_TRANSACTION}),
+    SEND_OFFSETS: frozenset({_S.IN_TRANSACTION}),
+    COMMIT: frozenset({_S.IN_TRANSACTION}),
+    ABORT: frozenset({_S.IN_TRANSACTION, _S.ABORTABLE_ERROR}),
+}
+
+_HINTS = {
+    _S.UNINITIALIZED: "start() comes first",
+    _S.READY: "begin_transaction() comes first",
+    _S.IN_TRANSACTION: "a transaction is open",
+    _S.COMMITTING: "the transaction is being committed",
+    _S.ABORTING: "the transaction is being aborted",
+    _S.ABORTABLE_ERROR: "abort_transaction() comes first",
+    _S.INITIALIZING: "the producer is still getting its producer id",
+}
+
+
+class Kind(Enum):
+    """The requests of a transaction. The value's number is their priority: low ones go first."""
+
+    FIND_COORDINATOR = (0, "FindCoordinator")
+    INIT_PRODUCER_ID = (1, "InitProducerId")
+    ADD_PARTITIONS = (2, "AddPartitionsToTxn")
+    ADD_OFFSETS = (2, "AddOffsetsToTxn")
+    COMMIT_OFFSETS = (2, "TxnOffsetCommit")
+    END = (3, "EndTxn")
+    #: InitProducerId once more, for another epoch.
+    BUMP_EPOCH = (4, "InitProducerId for the next epoch")
+
+    @property
+    def priority(self) -> int:
+        """Low ones go first."""
+        return self.value[0]
+
+
+#: What is about the open transaction, and of no use when that can only be aborted.
+_OF_A_TRANSACTION = (Kind.ADD_PARTITIONS, Kind.ADD_OFFSETS, Kind.COMMIT_OFFSETS, Kind.END)
+
+
+class Operation:
+    """What a call waits for: until `done`, then `error` says how it ended."""
+
+    __slots__ = ("arguments", "done", "error", "name")
+
+    def __init__(self, name: str, arguments: Any = None) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.done = False
+        self.error: KafkaError | None = None
+
+    def finish(self, error: KafkaError | None = None) -> None:
+        """The first end counts."""
+        if not self.done:
+            self.done = True
+            self.error = error
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.name} {'done' if self.done else 'under way'} {self.error or ''}>"
+
+
+class TxnRequest:
+    """One request, from the moment it is needed to its answer."""
+
+    __slots__ = (
+        "attempts",
+        "commit",
+        "group",
+        "key",
+        "kind",
+        "node",
+        "not_before",
+        "number",
+        "offsets",
+        "operation",
+        "partitions",
+        "wire",
+    )
+
+    def __init__(
+        self,
+        kind: Kind,
+        number: int,
+        key: Key | None,
+        operation: Operation | None,
+        *,
+        partitions: tuple[PartitionSequences, ...] = (),
+        group: ConsumerGroupMetadata | None = None,
+        offsets: Offsets | None = None,
+        commit: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.number = number
+        #: Who coordinates what it is about; of FindCoordinator, who is to be found.
+        self.key = key
+        self.operation = operation
+        self.partitions = partitions
+        self.group = group
+        self.offsets = dict(offsets or {})
+        self.commit = commit
+        self.attempts = 0
+        #: It is a repetition, and waits until then.
+        self.not_before = -inf
+        #: The broker to send it to, None for any, and what to send.
+        self.node: int | None = None
+        self.wire: wire.Request[Any] | None = None
+
+    def __lt__(self, other: TxnRequest) -> bool:
+        return (self.kind.priority, self.number) < (other.kind.priority, other.number)
+
+    def __repr__(self) -> str:
+        return f"<TxnRequest {self.kind.value[1]} to {self.node} attempts={self.attempts}>"
+
+
+def _place(partition: PartitionSequences) -> TopicPartition:
+    return TopicPartition(partition.owner.topic.name, partition.owner.partition)
+
+
+class TransactionManager:
+    """The transactions of one producer, one after the other.
+
+    `version_two`: asks whether the cluster has version 2 now. `can_bump` is to be set as soon as
+    it is known whether the coordinator gives new epochs (InitProducerId 3).
+    """
+
+    def __init__(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        *,
+        version_two: Callable[[], bool],
+        backoff: ExponentialBackoff,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.timeout_ms = timeout_ms
+        self.state = _S.UNINITIALIZED
+        #: Why the transaction can only be aborted, or why the producer is of no use any more.
+        self.error: KafkaError | None = None
+        #: Of the transaction that is open, or of the next.
+        self.version_two = False
+        self.can_bump = False
+        self.sequences = TransactionalSequences(self._joins)
+        #: How many transactions were begun.
+        self.number = 0
+        #: When `next_request` has something again at the latest, if nothing happens before.
+        self.wake_at = inf
+        #: Why the last request is being repeated.
+        self.trouble: KafkaError | None = None
+        self.coordinators: dict[Key, int] = {}
+        self._ask_version = version_two
+        self._backoff = backoff
+        self._me: Key = (wire.FindCoordinatorRequest.TRANSACTION, transactional_id)
+        #: The end of a transaction that somebody must hear of.
+        self._ending: Operation | None = None
+        self._offsets: list[Operation] = []
+        self._queue: list[TxnRequest] = []
+        self._requests = 0
+        self._in_flight: TxnRequest | None = None
+        #: Whether the broker may know of the transaction.
+        self._started = False
+        #: Whether something was asked for that makes it so, whatever the answer.
+        self._asked = False
+        self._needs_bump = False
+        self._partitions: dict[PartitionSequences, None] = {}
+        self._new: dict[PartitionSequences, None] = {}
+        self._pending: set[PartitionSequences] = set()
+
+    # -- states ----------------------------------------------------------------------------
+
+    def _move(self, to: TransactionState) -> None:
+        if to not in TRANSITIONS[self.state]:
+            raise IllegalStateError(
+                f"a transactional producer that is {self.state.name} cannot become {to.name}"
+            )
+        logger.debug("%s: %s -> %s", self.transactional_id, self.state.name, to.name)
+        self.state = to
+
+    def check(self, call: str) -> None:
+        """Raise if `call` is not allowed now."""
+        if self.state is _S.FATAL_ERROR and self.error is not None:
+            raise again(self.error)
+        ending = self._ending
+        if ending is not None and (ending.error is None or call != ABORT):
+            raise IllegalStateError(
+                f"{call}() is not allowed in state {self.state.name}: the end of "
+                f"{ending.name}() is not known yet; call {ending.name}() again to wait for it"
+            )
+        if self.state is _S.ABORTABLE_ERROR and call in (SEND, SEND_OFFSETS, COMMIT):
+            raise self.aborted()
+        if self.state not in CALLS[call]:
+            raise IllegalStateError(
+                f"{call}() is not allowed in state {self.state.name}: {_HINTS[self.state]}"
+            )
+
+    def aborted(self) -> TransactionAborted:
+        """The error of calls in a transaction that can only be aborted."""
+        error = TransactionAborted(
+            f"the transaction cannot be committed: {self.error}; abort_transaction(), then begin "
+            "another one"
+        )
+        if self.error is not None:
+            error.code = self.error.code
+            error.__cause__ = self.error
+        return error
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a transaction that has no end yet."""
+        return self.state in (_S.IN_TRANSACTION, _S.COMMITTING, _S.ABORTING, _S.ABORTABLE_ERROR)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the end of a transaction is on its way."""
+        return self._ending is not None and not self._ending.done
+
+    @property
+    def is_doomed(self) -> bool:
+        """Whether nothing of the open transaction counts any more."""
+        return self.state in (_S.ABORTING, _S.ABORTABLE_ERROR)
+
+    @property
+    def partitions(self) -> Iterable[PartitionSequences]:
+        """Those that are in the transaction."""
+        return self._partitions
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def initialize(self) -> Operation:
+        """Ask for producer id and epoch. Fences whoever has the transactional id now."""
+        self.check(START)
+        self._move(_S.INITIALIZING)
+        self._ending = Operation(START)
+        self._push(Kind.INIT_PRODUCER_ID, self._me, self._ending)
+        return self._ending
+
+    def begin(self) -> None:
+        """Open a transaction. No broker hears of it yet."""
+        self.check(BEGIN)
+        self._move(_S.IN_TRANSACTION)
+        self.number += 1
+
+    def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> Operation:
+        """Commit a group's offsets with the transaction."""
+        self.check(SEND_OFFSETS)
+        arguments = (offsets, group)
+        for operation in self._offsets:
+            if operation.arguments == arguments:
+                return operation
+        operation = Operation(SEND_OFFSETS, arguments)
+        self._offsets.append(operation)
+        if self.version_two:
+            # Whatever becomes of it, the coordinator may have heard of the transaction.
+            self._started = True
+            self._push_offsets(operation)
+        else:
+            self._push(Kind.ADD_OFFSETS, self._me, operation, group=group)
+        return operation
+
+    def _push_offsets(self, operation: Operation) -> None:
+        offsets, group = operation.arguments
+        key = (wire.FindCoordinatorRequest.GROUP, group.group_id)
+        self._push(Kind.COMMIT_OFFSETS, key, operation, group=group, offsets=offsets)
+
+    def commit(self) -> Operation:
+        """Commit, as soon as all records have their end."""
+        return self._end(COMMIT, _S.COMMITTING)
+
+    def abort(self) -> Operation:
+        """Abort, as soon as nothing is on its way any more."""
+        operation = self._end(ABORT, _S.ABORTING)
+        self._new.clear()
+        # The offsets of an aborted transaction are of no use. What adds something to it must get
+        # its answer first: else nobody knew whether there is something to abort.
+        self._drop_queued(Kind.COMMIT_OFFSETS)
+        return operation
+
+    def _end(self, call: str, state: TransactionState) -> Operation:
+        ending = self._ending
+        if ending is not None and ending.name == call:
+            return ending
+        self.check(call)
+        self._move(state)
+        self._ending = Operation(call)
+        self._push(Kind.END, self._me, self._ending, commit=call == COMMIT)
+        return self._ending
+
+    def observed(self, operation: Operation) -> None:
+        """Somebody knows how it ended."""
+        if operation is self._ending:
+            self._ending = None
+        if operation in self._offsets:
+            self._offsets.remove(operation)
+
+    def give_up_ending(self) -> None:
+        """Nobody will ask for the end of the last call any more: the producer is being closed."""
+        if self._ending is not None and self._ending.done:
+            self._ending = None
+
+    # -- the record path -------------------------------------------------------------------
+
+    def _joins(self, partition: PartitionSequences) -> bool:
+        if partition in self._partitions:
+            return True
+        if self.state is not _S.IN_TRANSACTION and self.state is not _S.COMMITTING:
+            return False
+        if self.version_two:
+            self._partitions[partition] = None
+            self._started = True
+            return True
+        if partition not in self._pending:
+            self._new[partition] = None
+        return False
+
+    # -- errors ----------------------------------------------------------------------------
+
+    def abortable(self, error: KafkaError) -> None:
+        """Something of the transaction failed: it can only be aborted."""
+        if self.state not in (_S.IN_TRANSACTION, _S.COMMITTING):
+            # An abort is under way, or the first error is known already.
+            logger.debug("%s: in state %s: %s", self.transactional_id, self.state.name, error)
+            return
+        if self.sequences.uncertain and not (self.can_bump or self.version_two):
+            self.fatal(_too_old(str(error)))
+            return
+        self._move(_S.ABORTABLE_ERROR)
+        self.error = error
+        self._needs_bump = self._asked and not self.version_two
+        self._new.clear()
+        self._drop_queued(*_OF_A_TRANSACTION)
+        if self._ending is not None:
+            self._ending.finish(self.aborted())
+
+    def fatal(self, error: KafkaError) -> None:
+        """Nothing can be sent any more."""
+        if self.state is _S.FATAL_ERROR:
+            return
+        self._move(_S.FATAL_ERROR)
+        self.error = error
+        self.close(error)
+
+    def close(self, error: KafkaError) -> None:
+        """No further request is made, and who waits gets `error`."""
+        self.wake_at = inf
+        self._queue.clear()
+        self._new.clear()
+        ending = self._ending
+        if self.state is _S.INITIALIZING and ending is not None and ending.name != START:
+            ending.finish()  # that is done, only the next epoch was missing
+        for operation in (ending, *self._offsets):
+            if operation is not None:
+                operation.finish(error)
+
+    # -- requests --------------------------------------------------------------------------
+
+    def _push(self, kind: Kind, key: Key | None, operation: Operation | None, **more: Any) -> None:
+        self._requests += 1
+        heapq.heappush(self._queue, TxnRequest(kind, self._requests, key, operation, **more))
+
+    def next_request(self, now: float, *, busy: bool) -> TxnRequest | None:
+        """What to send now, if anything.
+
+        `busy`: whether records of the transaction are still on their way, or may come yet.
+        """
+        self.wake_at = inf
+        if self._in_flight is not None:
+            return None
+        if self._new:
+            partitions = tuple(self._new)
+            self._new.clear()
+            self._pending.update(partitions)
+            self._push(Kind.ADD_PARTITIONS, self._me, None, partitions=partitions)
+        while self._queue:
+            request = self._queue[0]
+            finds = request.kind is Kind.FIND_COORDINATOR
+            if request.kind is Kind.END:
+                if busy:
+                    return None
+                if not self._started:
+                    heapq.heappop(self._queue)
+                    self._ended(request.operation)
+                    continue
+            if not finds and request.key is not None and request.key not in self.coordinators:
+                self._push(Kind.FIND_COORDINATOR, request.key, None)
+                continue
+            if request.not_before > now:
+                self.wake_at = request.not_before
+                return None
+            self._in_flight = heapq.heappop(self._queue)
+            request.node = None
+            if not finds and request.key is not None:
+                request.node = self.coordinators[request.key]
+            request.wire = self._encode(request)
+            if request.kind in (Kind.ADD_PARTITIONS, Kind.ADD_OFFSETS):
+                self._asked = True
+            return request
+        return None
+
+    def _encode(self, request: TxnRequest) -> wire.Request[Any]:
+        kind = request.kind
+        if kind is Kind.FIND_COORDINATOR and request.key is not None:
+            key_type, key = request.key
+            return wire.FindCoordinatorRequest(key_type, [key])
+        mine = (
+            self.transactional_id,
+            self.sequences.producer_id,
+            self.sequences.producer_epoch,
+        )
+        if kind is Kind.INIT_PRODUCER_ID:
+            return wire.InitProducerIdRequest(self.transactional_id, self.timeout_ms)
+        if kind is Kind.BUMP_EPOCH:
+            return wire.InitProducerIdRequest(self.transactional_id, self.timeout_ms, *mine[1:])
+        if kind is Kind.ADD_PARTITIONS:
+            return wire.AddPartitionsToTxnRequest(*mine, map(_place, request.partitions))
+        if kind is Kind.END:
+            return wire.EndTxnRequest(*mine, commit=request.commit, version_two=self.version_two)
+        if request.group is None:
+            raise IllegalStateError(f"{kind.name} without a group")
+        if kind is Kind.ADD_OFFSETS:
+            return wire.AddOffsetsToTxnRequest(*mine, request.group.group_id)
+        return wire.TxnOffsetCommitRequest(
+            *mine, request.group, request.offsets, version_two=self.version_two
+        )
+
+    def _drop_queued(self, *kinds: Kind) -> None:
+        dropped = [request for request in self._queue if request.kind in kinds]
+        self._queue = [request for request in self._queue if request.kind not in kinds]
+        heapq.heapify(self._queue)
+        for request in dropped:
+            self._drop(request)
+
+    def _drop(self, request: TxnRequest) -> None:
+        """It is not sent (again): the transaction will be aborted."""
+        self._pending.difference_update(request.partitions)
+        if request.operation is not None:
+            request.operation.finish(self._why_dropped())
+
+    def _why_dropped(self) -> TransactionAborted:
+        if self.error is not None:
+            return self.aborted()
+        return TransactionAborted("the transaction was aborted meanwhile")
+
+    def _repeat(
+        self, request: TxnRequest, error: KafkaError, now: float, most: float = inf
+    ) -> None:
+        given_up = self.state is _S.ABORTABLE_ERROR and request.kind in _OF_A_TRANSACTION
+        if given_up or (self.is_doomed and request.kind is Kind.COMMIT_OFFSETS):
+            self._drop(request)
+            return
+        level = logging.WARNING if request.attempts == 0 else logging.DEBUG
+        if isinstance(error, BrokerError):
+            level = logging.DEBUG
+        logger.log(
+            level, "%s: %s is repeated: %s", self.transactional_id, request.kind.value[1], error
+        )
+        self.trouble = error
+        request.not_before = now + min(self._backoff.delay(request.attempts), most)
+        request.attempts += 1
+        heapq.heappush(self._queue, request)
+
+    # -- answers ---------------------------------------------------------------------------
+
+    def failed(self, request: TxnRequest, error: KafkaError, now: float) -> None:
+        """No answer: the coordinator is looked for again."""
+        self._in_flight = None
+        if self.state is _S.FATAL_ERROR or isinstance(error, ProducerClosed):
+            return
+        if isinstance(error, (UnsupportedVersionError, ConfigError, AuthenticationError)):
+            self._fatal_for(request, error)
+            return
+        self._lose_coordinator(request)
+        self._repeat(request, error, now)
+
+    def _lose_coordinator(self, request: TxnRequest) -> None:
+        if request.kind is not Kind.FIND_COORDINATOR and request.key is not None:
+            self.coordinators.pop(request.key, None)
+
+    def answered(
+        self, request: TxnRequest, response: Any, now: float
+    ) -> Iterable[PartitionSequences]:
+        """Take an answer. Returns partitions whose batches may leave now."""
+        self._in_flight = None
+        if self.state is _S.FATAL_ERROR:
+            return ()
+        kind = request.kind
+        if kind is Kind.FIND_COORDINATOR:
+            self._found(request, response, now)
+        elif kind is Kind.ADD_PARTITIONS:
+            return self._partitions_added(request, response, now)
+        elif kind is Kind.COMMIT_OFFSETS:
+            self._offsets_committed(request, response, now)
+        elif kind is Kind.ADD_OFFSETS:
+            if self._is_done(request, ADD_OFFSETS_TO_TXN, response.error_code, now):
+                self._started = True
+                if self.is_doomed:
+                    self._drop(request)
+                elif request.operation is not None:
+                    self._push_offsets(request.operation)
+        elif kind is Kind.END:
+            if self._is_done(request, END_TXN, response.error_code, now):
+                if response.producer_id >= 0 and response.producer_epoch >= 0:
+                    self.sequences.renew(response.producer_id, response.producer_epoch)
+                    self._needs_bump = False
+                self._ended(request.operation)
+        else:
+            self._initialized(request, response, now)
+        return ()
+
+    def _is_done(
+        self,
+        request: TxnRequest,
+        table: Mapping[int, TxnAction],
+        code: int,
+        now: float,
+        message: str | None = None,
+    ) -> bool:
+        """Do what the request's table says. True if there is no error."""
+        action = txn_action_for(table, code)
+        if action is TxnAction.DONE:
+            if table is not FIND_COORDINATOR:
+                self.trouble = None
+            return True
+        error = self._error(request, code, message)
+        if action is TxnAction.BUMP:
+            possible = self.can_bump or self.version_two
+            action = TxnAction.ABORTABLE if possible else TxnAction.FATAL
+        if action is TxnAction.FIND:
+            self._lose_coordinator(request)
+            self._repeat(request, error, now)
+        elif action is TxnAction.REPEAT:
+            self._repeat(request, error, now, self._most_patience(request, code))
+        elif action is TxnAction.ABORTABLE:
+            self._abortable_for(request, error)
+        else:
+            self._fatal_for(request, error)
+        return False
+
+    def _most_patience(self, request: TxnRequest, code: int) -> float:
+        first = request.kind is Kind.ADD_PARTITIONS and not self._partitions
+        return _MARKERS_SECONDS if first and code == ErrorCode.CONCURRENT_TRANSACTIONS else inf
+
+    def _error(self, request: TxnRequest, code: int, message: str | None = None) -> KafkaError:
+        name = request.kind.value[1]
+        if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+            message = (
+                f"transaction_timeout_ms={self.timeout_ms} must be more than 0 and at most the "
+                "brokers' transaction.max.timeout.ms"
+            )
+        if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH):
+            return self.fenced(name)
+        if code in _DENIED:
+            error: KafkaError = AuthorizationError(
+                f"{ErrorCode(code).name}: {message or _DENIED[code]} (answer to {name}; "
+                f"transactional_id={self.transactional_id!r})"
+            )
+            error.code = code
+            return error
+        return BrokerError(code, f"{message}, answer to {name}" if message else f"answer to {name}")
+
+    def fenced(self, request: str) -> ProducerFenced:
+        """The error of all calls from now on: there is another producer."""
+        return ProducerFenced(
+            f"another producer has taken over transactional_id={self.transactional_id!r}, or the "
+            f"transaction was open for more than transaction_timeout_ms={self.timeout_ms} (answer "
+            f"to {request}): close this producer"
+        )
+
+    def _abortable_for(self, request: TxnRequest, error: KafkaError) -> None:
+        self._pending.difference_update(request.partitions)
+        if self.state is _S.INITIALIZING or (request.kind is Kind.END and not request.commit):
+            # There is no transaction to be aborted, or aborting it is what went wrong.
+            self._fatal_for(request, error)
+            return
+        self.abortable(error)
+        if request.operation is not None:
+            request.operation.finish(self._why_dropped())
+
+    def _fatal_for(self, request: TxnRequest, error: KafkaError) -> None:
+        if request.kind is Kind.END and not request.commit and not isinstance(error, _CLEAR):
+            error = _because(f"the transaction could not be aborted: {error}", error)
+        elif request.kind is Kind.BUMP_EPOCH and request.operation is not None:
+            done = "committed" if request.operation.name == COMMIT else "aborted"
+            error = _because(
+                f"the transaction was {done}, but there is no next one: {error}", error
+            )
+        self.fatal(error)
+
+    def _found(
+        self, request: TxnRequest, response: wire.FindCoordinatorResponse, now: float
+    ) -> None:
+        for found in response.coordinators:
+            if request.key is None or found.key != request.key[1]:
+                continue
+            if self._is_done(request, FIND_COORDINATOR, found.error_code, now, found.error_message):
+                self.coordinators[request.key] = found.node_id
+            return
+        self._repeat(request, ProtocolError("the answer names no coordinator of ours"), now)
+
+    def _initialized(
+        self, request: TxnRequest, response: wire.InitProducerIdResponse, now: float
+    ) -> None:
+        if not self._is_done(request, INIT_PRODUCER_ID, response.error_code, now):
+            return
+        if min(response.producer_id, response.producer_epoch) < 0:
+            self._repeat(
+                request,
+                ProtocolError(
+                    f"the broker gave producer id {response.producer_id} with epoch "
+                    f"{response.producer_epoch}"
+                ),
+                now,
+            )
+            return
+        self.sequences.renew(response.producer_id, response.producer_epoch)
+        if request.kind is Kind.INIT_PRODUCER_ID:
+            self.version_two = self._ask_version()
+        self._ready(request.operation)
+
+    def _partitions_added(
+        self, request: TxnRequest, response: wire.AddPartitionsToTxnResponse, now: float
+    ) -> Iterable[PartitionSequences]:
+        denied: set[str] = set()
+        refused: dict[TopicPartition, int] = {}
+        for place in map(_place, request.partitions):
+            code = response.errors.get(place, int(ErrorCode.UNKNOWN_SERVER_ERROR))
+            action = txn_action_for(ADD_PARTITIONS_TO_TXN, code)
+            if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                denied.add(place.topic)
+            elif action is TxnAction.ABORTABLE:
+                refused[place] = code
+            elif action is not TxnAction.DONE:
+                # The same for all of them.
+                self._is_done(request, ADD_PARTITIONS_TO_TXN, code, now)
+                return ()
+        if denied:
+            error: KafkaError = AuthorizationError(
+                f"not authorized for {', '.join(sorted(denied))}"
+            )
+            error.code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            self._abortable_for(request, error)
+            return ()
+        if refused:
+            place, code = next(iter(refused.items()))
+            named = ", ".join(
+                f"{p}: {ErrorCode(c).name}" for p, c in refused.items() if c in _CODES
+            )
+            self._abortable_for(
+                request, BrokerError(code, f"answer to AddPartitionsToTxn: {named}")
+            )
+            return ()
+        self.trouble = None
+        self._pending.difference_update(request.partitions)
+        self._partitions.update(dict.fromkeys(request.partitions))
+        self._started = True
+        return request.partitions
+
+    def _offsets_committed(
+        self, request: TxnRequest, response: wire.TxnOffsetCommitResponse, now: float
+    ) -> None:
+        pending: int | None = None
+        for place in list(request.offsets):
+            code = response.errors.get(place, int(ErrorCode.NETWORK_EXCEPTION))
+            action = txn_action_for(TXN_OFFSET_COMMIT, code)
+            if action is TxnAction.DONE:
+                del request.offsets[place]
+            elif action in (TxnAction.REPEAT, TxnAction.FIND):
+                if pending is None or action is TxnAction.FIND:
+                    pending = code
+            else:
+                self._is_done(request, TXN_OFFSET_COMMIT, code, now)
+                return
+        if self.is_doomed:
+            self._drop(request)
+        elif pending is not None:
+            self._is_done(request, TXN_OFFSET_COMMIT, pending, now)
+        elif request.operation is not None:
+            self.trouble = None
+            request.operation.finish()
+
+    # -- ends ------------------------------------------------------------------------------
+
+    def _ended(self, operation: Operation | None) -> None:
+        """The transaction is committed or aborted, or nobody had heard of it."""
+        version_two = self._ask_version()
+        # Nothing late may get from the old protocol into the new one.
+        upgrade = version_two and not self.version_two
+        bump = self._needs_bump or upgrade or self.sequences.damaged
+        self.version_two = version_two
+        self._needs_bump = self._asked = self._started = False
+        self._partitions.clear()
+        self._new.clear()
+        self._pending.clear()
+        if bump and self.can_bump:
+            self._move(_S.INITIALIZING)
+            self._push(Kind.BUMP_EPOCH, self._me, operation)
+        elif self.sequences.uncertain:
+            self.fatal(_too_old("the transaction was aborted, but there is no next one"))
+        else:
+            self.sequences.rewind()
+            self._ready(operation)
+
+    def _ready(self, operation: Operation | None) -> None:
+        self._move(_S.READY)
+        self.error = None
+        if operation is not None:
+            operation.finish()
+
+
+_CODES = frozenset(int(code) for code in ErrorCode)
+
+#: Errors that say all there is to say.
+_CLEAR = (ProducerFenced, AuthorizationError, AuthenticationError, UnsupportedVersionError)
+
+#: What a principal may not do, and how it may.
+_DENIED: dict[int, str] = {
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
+        "this principal may not use the transactional id: grant Write and Describe on it"
+    ),
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: (
+        "this principal may not commit offsets of the group: grant Read on it"
+    ),
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: (
+        "this principal may not use idempotent writes on the cluster: grant IdempotentWrite"
+    ),
+}
+
+
+def _too_old(text: str) -> KafkaError:
+    return TransactionAborted(
+        f"{text}: nobody knows which records the broker has stored, and it is too old to begin "
+        "anew (Kafka 2.5 can); close this producer"
+    )
+
+
+def _because(text: str, cause: KafkaError) -> KafkaError:
+    error = KafkaError(text) if not isinstance(cause, _CLEAR) else type(cause)(text)
+    error.code = cause.code
+    error.__cause__ = cause
+    return error
