@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
@@ -107,6 +107,9 @@ class Cluster:
         #: The last refusal of our credentials, of our protocol versions or of our TLS
         #: options; None again as soon as a broker takes them. Who waits may give up.
         self.fatal_error: KafkaError | None = None
+        #: Levels of the cluster's finalized features, as the broker told that knew the newest.
+        self.features: Mapping[str, int] = {}
+        self._features_epoch = -1
         self._config = config
         self._connector = connector
         self._client_id = client_id
@@ -251,6 +254,14 @@ class Cluster:
         connection = None if link is None or link.claims else link.connection
         return connection is not None and connection.can_send(self._loop.time())
 
+    def highest_version(self, node_id: int, api_key: wire.ApiKey) -> int | None:
+        """The newest version of a request that the broker speaks; None while nobody is connected
+        to it, -1 for none."""
+        link = self._links.get(node_id)
+        if link is None or link.connection is None:
+            return None
+        return link.connection.versions.get(api_key, (-1, -1))[1]
+
     def add_topic(self, name: str) -> None:
         """The topic is in use. Cheap; metadata of a new one is asked for at once."""
         if self.metadata.add_topic(name, self._loop.time()):
@@ -275,18 +286,26 @@ class Cluster:
     # For who may wait
 
     async def request(
-        self, request: wire.Request[R], *, deadline: float, node_id: int | None = None
+        self,
+        request: wire.Request[R],
+        *,
+        deadline: float,
+        node_id: int | None = None,
+        once: bool = False,
     ) -> R:
         """Ask the least loaded broker, or this one, and return its answer.
 
         Connects if need be. Lost connections and timeouts are repeated with backoff until
-        `deadline` (the loop's clock). Cancelling ends the wait; the request may have been
-        sent. Error codes inside the answer are the caller's business.
+        `deadline` (the loop's clock), unless it is to be tried `once`. Cancelling ends the wait;
+        the request may have been sent. Error codes inside the answer are the caller's business.
 
         Raises: RequestTimedOut at the deadline, AuthenticationError or
-        UnsupportedVersionError when a broker refuses us meanwhile, ProducerClosed.
+        UnsupportedVersionError when a broker refuses us meanwhile, ProducerClosed; with `once`
+        also ConnectionFailed.
         """
         known_refusal = self.fatal_error
+        began = self._loop.time()
+        version = self.metadata.version
         error: BaseException | None = None
         failures = 0
         while True:
@@ -296,19 +315,34 @@ class Cluster:
                 raise self._no_answer(request, node_id, error or self.last_error)
             if self.fatal_error is not None and self.fatal_error is not known_refusal:
                 raise self.fatal_error
+            if once and node_id is not None:
+                self._check_reachable(node_id, began, version)
             connection = await self._connection_with_room(node_id, deadline)
             if connection is None:
                 continue
             try:
                 async with asyncio.timeout_at(deadline):
-                    return await connection.request(request)
+                    return await connection.request(request, cap=request.cap)
             except (ConnectionFailed, RequestTimedOut) as exc:
+                if once:
+                    raise
                 error = exc
             except TimeoutError:
                 continue
             retry_at = self._loop.time() + self._retry_backoff.delay(failures)
             failures += 1
             await asyncio.sleep(min(retry_at, deadline) - self._loop.time())
+
+    def _check_reachable(self, node_id: int, since: float, version: int) -> None:
+        """Raise if an attempt to connect to the broker has failed since then, or if newer
+        metadata has no such broker."""
+        if node_id not in self.metadata.nodes and self.metadata.version != version:
+            raise ConnectionFailed(f"broker {node_id} is not in the cluster")
+        link = self._links.get(node_id)
+        if link is not None and link.connection is None and link.reconnect.failed_at >= since:
+            raise ConnectionFailed(
+                f"broker {node_id} cannot be reached: {link.error}"
+            ) from link.error
 
     def _no_answer(
         self, request: wire.Request[R], node_id: int | None, cause: BaseException | None
@@ -560,6 +594,10 @@ class Cluster:
         logger.log(level, "connected to %s", link.node)
         link.reported = None
         self.fatal_error = self.last_error = None
+        connection = link.connection
+        if connection is not None and connection.finalized_features_epoch >= self._features_epoch:
+            self._features_epoch = connection.finalized_features_epoch
+            self.features = connection.finalized_features
         self._changes.tell()
         self._tell()
 

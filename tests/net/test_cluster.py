@@ -63,6 +63,9 @@ class FakeConnection:
         self.in_flight = 0
         self.last_used = world.now
         self.throttled_until = 0.0
+        self.versions = {22: (0, 4)}
+        self.finalized_features = {"transaction.version": node.node_id}
+        self.finalized_features_epoch = world.features_epochs.get(node.node_id, -1)
         self.max_in_flight = 5
         self.closed_with: BaseException | None = None
         self.opened = False
@@ -87,7 +90,8 @@ class FakeConnection:
             and now >= self.throttled_until
         )
 
-    async def request(self, request: Any) -> Any:
+    async def request(self, request: Any, *, cap: int | None = None) -> Any:
+        assert cap == getattr(request, "cap", None)
         if not self.can_send(self.world.now):
             raise IllegalStateError("cannot send")
         self.world.requests.append((self.node.node_id, request))
@@ -163,6 +167,7 @@ class World:
         self.answers: dict[str, Answer] = {}
         self.unknown_hosts: set[str] = set()
         self.brokers: list[Node] = []
+        self.features_epochs: dict[int, int] = {}
         self.error_code = 0
         self.set_brokers(*brokers.split())
         self.attempts: list[tuple[float, str]] = []
@@ -274,12 +279,15 @@ class Question:
     """A control request; the fake broker answers it with its node id."""
 
     api_key = wire.ApiKey.INIT_PRODUCER_ID
+    cap = 3
 
 
-def ask(world: World, *, seconds: float = 60.0, node_id: int | None = None) -> asyncio.Task[int]:
+def ask(
+    world: World, *, seconds: float = 60.0, node_id: int | None = None, once: bool = False
+) -> asyncio.Task[int]:
     request = cast("wire.Request[int]", Question())
     return asyncio.create_task(
-        world.cluster.request(request, deadline=world.now + seconds, node_id=node_id)
+        world.cluster.request(request, deadline=world.now + seconds, node_id=node_id, once=once)
     )
 
 
@@ -1133,6 +1141,62 @@ async def test_a_request_that_gets_no_answer_is_repeated(error: KafkaError) -> N
     assert 3 <= sum(isinstance(each, Question) for _, each in world.requests) <= 6
     world.answers.clear()
     assert await asking == 1
+    await world.cluster.close()
+
+
+@pytest.mark.parametrize("error", [REFUSED, RequestTimedOut("slow")])
+async def test_a_request_may_be_tried_only_once(error: KafkaError) -> None:
+    """TX-11: another broker may coordinate now."""
+    world = World("seed:9092", brokers="1=one:9092")
+    await world.start()
+    await world.connect(1)
+    world.answers["one:9092"] = fail_with(error)
+    with pytest.raises(type(error)) as caught:
+        await ask(world, node_id=1, once=True)
+    assert caught.value is error
+    await world.cluster.close()
+
+
+async def test_a_request_that_is_tried_once_does_not_wait_for_a_broker_that_is_down() -> None:
+    """TX-11: nor for one that is gone; but for one that was never heard of."""
+    world = World("seed:9092", brokers="1=one:9092 2=two:9092")
+    await world.start()
+    world.opens["two:9092"] = refuse(REFUSED)
+    began = world.now
+    with pytest.raises(ConnectionFailed, match="broker 2 cannot be reached: connection refused"):
+        await ask(world, node_id=2, once=True)
+    assert world.now < began + 1.0
+    asking = ask(world, node_id=3, once=True)
+    with pytest.raises(ConnectionFailed, match="broker 3 is not in the cluster"):
+        await asking
+    assert world.now < began + 5.0
+    world.set_brokers("1=one:9092", "3=three:9092")
+    assert await ask(world, node_id=3, once=True) == 3
+    await world.cluster.close()
+
+
+async def test_features_are_those_of_the_broker_that_knows_the_newest() -> None:
+    """Spec 6.10: also when that one is gone."""
+    world = World("seed:9092", brokers="1=one:9092 2=two:9092 3=three:9092")
+    world.features_epochs = {1: 7, 2: 9, 3: 8}
+    await world.start()
+    levels = []
+    for node in (1, 2, 3):
+        await world.connect(node)
+        levels.append(world.cluster.features["transaction.version"])
+    assert levels == [1, 2, 2]
+    await world.cluster.close()
+
+
+async def test_the_newest_version_of_a_request_that_a_broker_speaks() -> None:
+    """TX-36: as long as there is a connection to it."""
+    world = World("seed:9092", brokers="1=one:9092")
+    await world.start()
+    assert world.cluster.highest_version(1, wire.ApiKey.INIT_PRODUCER_ID) is None
+    await world.connect(1)
+    assert world.cluster.highest_version(1, wire.ApiKey.INIT_PRODUCER_ID) == 4
+    assert world.cluster.highest_version(1, wire.ApiKey.END_TXN) == -1
+    assert world.cluster.highest_version(9, wire.ApiKey.END_TXN) is None
     await world.cluster.close()
 
 
