@@ -194,7 +194,10 @@ class ProducerConfig(
         30_000, INT32, "How long an answer may take. Brokers wait as long for their replicas."
     )
     max_block_ms: int = _option(
-        60_000, INT64, "How long a send may wait for metadata and buffer room together."
+        60_000,
+        INT64,
+        "How long a send may wait for metadata and buffer room together; and a "
+        "call of a transaction for its end.",
     )
     linger_ms: float = _option(
         5, Number(0, INT64_MAX, fraction=True), "How long a batch waits for more records. "
@@ -321,15 +324,15 @@ class ProducerConfig(
         later="resolving bootstrap names in the background"
     )  # fmt: skip
     transactional_id: str | None = _option(
-        None, Text(blank=False), "Name under which transactions survive a restart.",
-        later="transactions"
+        None, Text(blank=False), "Makes the producer transactional. Name under which transactions "
+        "survive a restart: a new producer with it fences the one before."
     )  # fmt: skip
     transaction_timeout_ms: int = _option(
-        60_000, ANY_INT32, "A broker aborts a transaction that is open for so long.",
-        later="transactions"
+        60_000, ANY_INT32, "A broker aborts a transaction that is open for so long, and fences "
+        "its producer. At most transaction.max.timeout.ms of the brokers."
     )  # fmt: skip
     transaction_two_phase_commit_enable: bool = _option(
-        False, FLAG, "Take part in a two-phase commit (KIP-939).", later="transactions"
+        False, FLAG, "Take part in a two-phase commit (KIP-939).", later="two-phase commit"
     )
     enable_metrics_push: bool = _option(
         False, FLAG, "Push metrics to the brokers (KIP-714). (Java: True)",

@@ -134,6 +134,8 @@ cdef class Intake:
     cdef bint _plain
     cdef object _check_usable
     cdef object _on_refused
+    cdef public object on_lost
+    cdef Py_ssize_t _openings
     cdef object _on_metadata_wait
     cdef bint _hash_keys
     cdef double _max_block

@@ -41,6 +41,7 @@ from asyncproducer.errors import (
     IllegalStateError,
     InvalidPartition,
     InvalidTopic,
+    KafkaError,
     MetadataNotReady,
     MetadataTimeout,
     RecordError,
@@ -150,8 +151,8 @@ class Pending(Ticket):
 
     def claim(self) -> bool:
         """Whether no memory is needed: the record fits a batch that is open now, or its
-        caller was cancelled in this very turn and it must not be sent."""
-        if self.future is not None and self.future.cancelled():
+        caller was cancelled in this very turn, or refused, and it must not be sent."""
+        if self.future is not None and self.future.done():
             return True
         return self._append(0)
 
@@ -194,6 +195,7 @@ class Pending(Ticket):
         """The record will not be buffered."""
         self.disarm()
         if self.future is not None and not self.future.done():
+            self.intake.on_lost(error)
             self.future.set_exception(error)
 
     def buffered(self) -> Delivery | None:
@@ -412,7 +414,8 @@ class Intake:
         key_serializer: RecordSerializer | None,
         value_serializer: RecordSerializer | None,
         check_usable: Callable[[], None],
-        on_refused: Callable[[str], None],
+        on_refused: Callable[[str, BaseException], None],
+        on_lost: Callable[[BaseException], None],
         on_metadata_wait: Callable[[float], None],
     ) -> None:
         self.accumulator = accumulator
@@ -448,6 +451,8 @@ class Intake:
         self._plain = not (interceptors or serializers or self.partitioner)
         self._check_usable = check_usable
         self._on_refused = on_refused
+        #: Hears why a record will not be buffered that has waited for it, before its caller does.
+        self.on_lost = on_lost
         self._on_metadata_wait = on_metadata_wait
         self._hash_keys = not config.partitioner_ignore_keys
         self._max_block = config.max_block_ms / 1000
@@ -463,6 +468,8 @@ class Intake:
         #: What came in since the loop has turned.
         self._taken = 0
         self._settling = False
+        #: How often it was opened: once, or once for each transaction.
+        self._openings = 0
 
     @property
     def waiting(self) -> int:
@@ -472,6 +479,7 @@ class Intake:
     def open(self) -> None:
         """Take records from now on."""
         self._open = True
+        self._openings += 1
 
     def shut(self) -> None:
         """Take no more records."""
@@ -481,6 +489,18 @@ class Intake:
     def close(self, error: BaseException) -> None:
         """Refuse those who wait for metadata. The pool refuses those who wait for memory."""
         self.shut()
+        lines = [*self._lines.values(), *self._absent.values()]
+        self._lines, self._absent = {}, {}
+        for line in lines:
+            for pending in line:
+                pending.fail(again(error))
+
+    def refuse_waiting(self, error: BaseException) -> None:
+        """Refuse those who wait now, for metadata or for memory."""
+        for ticket in list(self._pool_line):
+            if isinstance(ticket, Pending):
+                ticket.fail(again(error))
+        self._pool.serve()  # they claim nothing, and go
         lines = [*self._lines.values(), *self._absent.values()]
         self._lines, self._absent = {}, {}
         for line in lines:
@@ -502,8 +522,8 @@ class Intake:
         knows them all."""
         try:
             return self._enter(topic, value, key, headers, partition, timestamp, wait)
-        except REFUSALS:
-            self._on_refused(topic)
+        except REFUSALS as error:
+            self._on_refused(topic, error)
             raise
 
     def _enter(
@@ -528,7 +548,9 @@ class Intake:
                 return self._enter_serialized(topic, value, key, pairs, partition, timestamp)
             key, value = self._serialize(topic, key, value, pairs, wait)
             if inspect.isawaitable(key) or inspect.isawaitable(value):
-                return self._enter_awaited(topic, value, key, pairs, partition, timestamp)
+                return self._enter_awaited(
+                    topic, value, key, pairs, partition, timestamp, self._openings
+                )
         return self._enter_bytes(topic, value, key, pairs, partition, timestamp, wait)
 
     def enter_open(self, topic: Any, value: Any, key: Any) -> Delivery | None:
@@ -809,8 +831,8 @@ class Intake:
         """Wait for what `enter` could not do at once; counts refusals as `enter` does."""
         try:
             return await self._wait(entered)
-        except REFUSALS:
-            self._on_refused(topic)
+        except REFUSALS as error:
+            self._on_refused(topic, error)
             raise
 
     async def wait_acknowledged(self, topic: str, entered: Any) -> RecordMetadata:
@@ -838,6 +860,7 @@ class Intake:
     def _withdraw(self, pending: Pending) -> None:
         """The record leaves its line: the caller was cancelled, or its time is up."""
         pending.disarm()
+        self._scheduler.wake()  # it may be what a commit waits for
         if pending.state is not None:
             self._pool.leave(pending)
             return
@@ -1123,13 +1146,14 @@ class Intake:
         partition: int | None,
         timestamp: int | datetime | None,
     ) -> Any:
+        openings = self._openings
         if self._key_serializer is not None:
             key = self._key_serializer(topic, key, pairs)
             if inspect.isawaitable(key):
                 key = await self._key_serializer.awaited(topic, key)
         if self._value_serializer is not None:
             value = self._value_serializer(topic, value, pairs)
-        return await self._enter_awaited(topic, value, key, pairs, partition, timestamp)
+        return await self._enter_awaited(topic, value, key, pairs, partition, timestamp, openings)
 
     async def _enter_awaited(
         self,
@@ -1139,13 +1163,22 @@ class Intake:
         pairs: list[Header],
         partition: int | None,
         timestamp: int | datetime | None,
+        openings: int,
     ) -> Any:
         if self._key_serializer is not None and inspect.isawaitable(key):
             key = await self._key_serializer.awaited(topic, key)
         if self._value_serializer is not None and inspect.isawaitable(value):
             value = await self._value_serializer.awaited(topic, value)
-        if not self._open:
-            self._check_usable()  # closed while the serializer worked
+        try:
+            if not self._open:
+                self._check_usable()  # closed while the serializer worked
+            if openings != self._openings:
+                raise IllegalStateError(
+                    "the transaction that the record was sent in ended while its serializer worked"
+                )
+        except KafkaError as error:
+            self.on_lost(error)
+            raise
         return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
 
     def _enter_observed(

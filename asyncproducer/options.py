@@ -57,7 +57,9 @@ class Options(TypedDict, total=False):
     """How long an answer may take. Brokers wait as long for their replicas."""
 
     max_block_ms: int
-    """How long a send may wait for metadata and buffer room together."""
+    """How long a send may wait for metadata and buffer room together; and a call of a transaction
+    for its end.
+    """
 
     linger_ms: float
     """How long a batch waits for more records. Fractions are allowed; capped to 2^31-1."""
@@ -181,10 +183,14 @@ class Options(TypedDict, total=False):
     """0: unresolvable names are an error of the start."""
 
     transactional_id: str | None
-    """Name under which transactions survive a restart."""
+    """Makes the producer transactional. Name under which transactions survive a restart: a new
+    producer with it fences the one before.
+    """
 
     transaction_timeout_ms: int
-    """A broker aborts a transaction that is open for so long."""
+    """A broker aborts a transaction that is open for so long, and fences its producer. At most
+    transaction.max.timeout.ms of the brokers.
+    """
 
     transaction_two_phase_commit_enable: bool
     """Take part in a two-phase commit (KIP-939)."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from asyncproducer.errors import WrongLoopError
 from asyncproducer.intake import running_loop
-from asyncproducer.records import BatchResult, Headers, Record, RecordMetadata
+from asyncproducer.records import (
+    BatchResult,
+    ConsumerGroupMetadata,
+    Headers,
+    Record,
+    RecordMetadata,
+)
 
 if TYPE_CHECKING:
     from asyncproducer.arrow import ArrowTable
@@ -149,6 +155,42 @@ class Portal(Generic[K, V]):
         ForkError; the future TimeoutError after `timeout` seconds, and the records go on.
         """
         return self._call(self._producer.flush, timeout)
+
+    def begin_transaction(self) -> Future[None]:
+        """`Producer.begin_transaction`: what is sent after this call belongs to the transaction.
+
+        Does not wait. Raises WrongLoopError, ForkError; the future what the producer's method
+        raises, IllegalStateError above all.
+        """
+        return self._call(self._producer.begin_transaction)
+
+    def commit_transaction(self) -> Future[None]:
+        """`Producer.commit_transaction`: the future is done when the transaction is committed.
+
+        Does not wait. Raises WrongLoopError, ForkError; the future TransactionAborted and what
+        else the producer's method raises. Cancelling it ends the wait, the commit goes on.
+        """
+        return self._call(self._producer.commit_transaction)
+
+    def abort_transaction(self) -> Future[None]:
+        """`Producer.abort_transaction`: the future is done when the transaction is aborted.
+
+        Does not wait. Raises WrongLoopError, ForkError; the future what the producer's method
+        raises. Cancelling it ends the wait, the abort goes on.
+        """
+        return self._call(self._producer.abort_transaction)
+
+    def send_offsets(
+        self,
+        offsets: Mapping[Any, Any] | Iterable[Any],
+        group: str | bytes | ConsumerGroupMetadata | Any,
+    ) -> Future[None]:
+        """`Producer.send_offsets`: the future is done when the offsets are in the transaction.
+
+        Does not wait. Raises WrongLoopError, ForkError; the future what the producer's method
+        raises.
+        """
+        return self._call(self._producer.send_offsets, offsets, group)
 
     def _call(
         self,

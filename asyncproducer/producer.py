@@ -54,17 +54,20 @@ from asyncproducer.net.buffer_pool import BufferPool
 from asyncproducer.net.cluster import Cluster
 from asyncproducer.net.scheduler import Scheduler
 from asyncproducer.net.threads import Workers
+from asyncproducer.net.transactions import Transactions
 from asyncproducer.net.transport import TcpConnector
 from asyncproducer.portal import Portal
 from asyncproducer.records import (
     BatchResult,
     CloseReport,
+    ConsumerGroupMetadata,
     Headers,
     Health,
     PartitionInfo,
     Record,
     RecordMetadata,
 )
+from asyncproducer.transaction import Transaction, group_metadata, offset_map
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -243,6 +246,7 @@ class Producer(Front, Generic[K, V]):
         self._pid = 0
         self._watchers: list[asyncio.Future[None]] = []
         self._intake: Intake | None = None
+        self._transactions: Transactions | None = None
         self._enter: Callable[..., Any] = self._not_started
         self._wait: Callable[[str, Any], Awaitable[Delivery]] = self._not_started
         self._hurry: asyncio.Future[None] | None = None
@@ -338,8 +342,12 @@ class Producer(Front, Generic[K, V]):
         `socket_connection_setup_timeout_ms` where that is 0. All or nothing: when it fails
         or is cancelled, nothing is left open, and it may be tried again.
 
+        With a `transactional_id` it also waits for its coordinator, within the same time. Another
+        producer with this id is fenced then, and its open transaction aborted.
+
         Raises ConnectionFailed, AuthenticationError, UnsupportedVersionError; ProducerClosed
-        after close(); IllegalStateError while another task is starting it.
+        after close(); IllegalStateError while another task is starting it. With a
+        `transactional_id` also TransactionTimeout, AuthorizationError, BrokerError.
         """
         if self._state is State.RUNNING:
             self._check_usable()
@@ -350,21 +358,42 @@ class Producer(Front, Generic[K, V]):
         loop = asyncio.get_running_loop()
         try:
             self._intake = self._build(loop)
-            # Sends that never wait need a cluster all the same.
-            patience = self._max_block or self._config.socket_connection_setup_timeout_ms / 1000
-            await self._cluster.start(loop.time() + patience)
+            await self._connect(loop)
         except BaseException:
-            # The cluster has closed itself.
             self._loop = None
             self._move(State.CREATED)
             raise
         self._pid = os.getpid()
         self._move(State.RUNNING)
-        self._intake.open()
+        if self._transactions is None:
+            self._intake.open()
         self._enter = self._intake.enter
         self._wait = self._intake.wait
-        self._task = loop.create_task(self._scheduler.run(), name=f"{self._client_id} scheduler")
         _FORKED.add(self)
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Sends that never wait need a cluster all the same.
+        patience = self._max_block or self._config.socket_connection_setup_timeout_ms / 1000
+        deadline = loop.time() + patience
+        try:
+            await self._cluster.start(deadline)
+            self._task = loop.create_task(
+                self._scheduler.run(), name=f"{self._client_id} scheduler"
+            )
+            if self._transactions is not None:
+                await self._transactions.initialize(deadline)
+        except BaseException:
+            await self._stop()
+            raise
+
+    async def _stop(self) -> None:
+        """End what runs beside us."""
+        self._scheduler.stop()
+        task, self._task = self._task, None
+        if task is not None:
+            await asyncio.wait([task])
+        # It has closed itself where it was what could not start.
+        await self._cluster.close()
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> Intake:
         config = self._config
@@ -387,7 +416,20 @@ class Producer(Front, Generic[K, V]):
             on_metadata=self._on_metadata,
             metrics=self._metrics,
         )
-        self._sequences = Sequences() if config.enable_idempotence else None
+        self._transactions = transactions = None
+        if config.transactional_id is not None:
+            self._transactions = transactions = Transactions(
+                config,
+                self._cluster,
+                loop=loop,
+                metrics=self._metrics,
+                random=random.random,
+            )
+        self._sequences: Sequences | None = None
+        if transactions is not None:
+            self._sequences = transactions.sequences
+        elif config.enable_idempotence:
+            self._sequences = Sequences()
         compression = config.compression_type
         self._accumulator = Accumulator(
             self._pool,
@@ -409,6 +451,7 @@ class Producer(Front, Generic[K, V]):
             availability_timeout=config.partitioner_availability_timeout_ms / 1000,
             loop=loop,
             trouble=lambda: self._scheduler.id_error or self._cluster.last_error,
+            on_failed=None if transactions is None else transactions.batch_failed,
         )
         self._scheduler = Scheduler(
             config,
@@ -420,8 +463,9 @@ class Producer(Front, Generic[K, V]):
             sequences=self._sequences,
             in_thread=Workers().run,
             on_ready=self._on_producer_id,
+            transactions=transactions,
         )
-        return Intake(
+        intake = Intake(
             config,
             loop=loop,
             metadata=self._metadata,
@@ -432,10 +476,14 @@ class Producer(Front, Generic[K, V]):
             interceptors=self._interceptors,
             key_serializer=self._key_serializer,
             value_serializer=self._value_serializer,
-            check_usable=self._check_usable,
-            on_refused=self._metrics.record_refused,
+            check_usable=self._check_sendable,
+            on_refused=self._refused,
+            on_lost=self._lost,
             on_metadata_wait=self._metrics.metadata_waited,
         )
+        if transactions is not None:
+            transactions.attach(self._accumulator, self._scheduler, intake, self._pool)
+        return intake
 
     def _not_started(self, *_: Any, **__: Any) -> Any:
         self._check_usable()
@@ -465,6 +513,8 @@ class Producer(Front, Generic[K, V]):
 
         From the moment of the call, `send` raises ProducerClosed, also for those who wait
         for metadata or room. What has no end when the time is up fails with AbortedError.
+        An open transaction is aborted, unless it is being committed; with 0 seconds the broker
+        does it after `transaction_timeout_ms`.
         Closing again gives the same report; of several who close at once, the one with the
         least patience decides. Cancelled: everything is given up at once, and closed.
 
@@ -546,6 +596,11 @@ class Producer(Front, Generic[K, V]):
         """`hurry` ends the waiting: all is delivered, or a closer's time is up."""
         loop = asyncio.get_running_loop()
         began = loop.time()
+        if self._transactions is not None and not hurry.done():
+            ending = loop.create_task(self._transactions.finish())
+            await asyncio.wait([ending, hurry], return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
         self._pool.close()
         self._accumulator.close(began)
         fence = Fence(self._finish_waiting)
@@ -568,13 +623,12 @@ class Producer(Front, Generic[K, V]):
 
     async def _end(self, began: float, aborted: int) -> None:
         """Everything that runs ends, whatever went wrong before."""
-        self._scheduler.stop()
+        if self._transactions is not None:
+            self._transactions.close()
         if self._impatient:
             self._cluster.abort()
         try:
-            if self._task is not None:
-                await asyncio.wait([self._task])
-            await self._cluster.close()
+            await self._stop()
         finally:
             self._close_plugins()
             self._report = CloseReport(
@@ -831,6 +885,104 @@ class Producer(Front, Generic[K, V]):
         # A subclass's own `enqueue` sees every record.
         return Sending(self, by_record=type(self).enqueue is not _ENQUEUE)
 
+    # -- transactions ----------------------------------------------------------------------
+
+    def transaction(self) -> Transaction[K, V]:
+        """A transaction for `async with`: committed at the end of the block, or aborted.
+
+            async with producer.transaction() as tx:
+                await tx.enqueue("orders", b"value")
+                await tx.send_offsets(offsets, group)
+
+        `tx` is the producer. The end waits for all records, `enqueue` is enough within. It is
+        aborted if the block raises anything, and if any record of it failed or was refused, also
+        where nobody looked: then TransactionAborted is raised. Cancelled in the block: aborted.
+        Cancelled at its end: the commit goes on, and `commit_transaction()` waits for its end.
+
+        Raises what `begin_transaction` and `commit_transaction` raise. What the block raises goes
+        on, with a note where it could not be aborted (then the broker does it, after
+        `transaction_timeout_ms`).
+        """
+        return Transaction(self)
+
+    async def begin_transaction(self) -> None:
+        """Open a transaction: what is sent from now on belongs to it. Never waits.
+
+        Raises IllegalStateError (one is open, or the end of the last one is not known),
+        ProducerFenced, ProducerStateError.
+        """
+        await self._begin()
+
+    async def _begin(self) -> int:
+        transactions = self._transactional()
+        transactions.begin()
+        return transactions.number
+
+    async def commit_transaction(self) -> None:
+        """Commit the open transaction, when all its records are acknowledged.
+
+        No record is taken any more, nothing lingers. Waits at most `max_block_ms`. When that is
+        over, or cancelled: it goes on, and the same call again waits for its end; until that is
+        known, no other call of a transaction is allowed, but `close()` is.
+
+        Raises TransactionAborted (some record failed: `abort_transaction()` is what is left),
+        TransactionTimeout, ProducerFenced, IllegalStateError, ProducerStateError.
+        """
+        await self._transactional().commit()
+
+    async def abort_transaction(self) -> None:
+        """Abort the open transaction. What is not sent yet is dropped, with AbortedError.
+
+        Waits at most `max_block_ms` for what is on its way, and for the coordinator. Afterwards
+        another one can begin. When the time is over, or cancelled: as `commit_transaction`.
+
+        Raises TransactionTimeout, ProducerFenced, IllegalStateError, ProducerStateError.
+        """
+        await self._transactional().abort()
+
+    async def send_offsets(
+        self,
+        offsets: Mapping[Any, Any] | Iterable[Any],
+        group: str | bytes | ConsumerGroupMetadata | Any,
+    ) -> None:
+        """Commit a consumer group's offsets together with the transaction's records.
+
+        `offsets`: from TopicPartition (ours, aiokafka's, or a plain pair) to the offset of the
+        next record to read, as an int or OffsetAndMetadata; or confluent-kafka's list of
+        TopicPartition. None at all does nothing.
+        `group`: the group's id; or with its membership, so that the group fences a consumer that
+        it has given up: ConsumerGroupMetadata, anything with its fields, or what
+        `consumer_group_metadata()` of confluent-kafka returns.
+
+        Waits at most `max_block_ms`. When that is over, or cancelled: it goes on, a commit waits
+        for it, and the same call again waits for its end. If it fails, the transaction can only
+        be aborted.
+
+        Raises TypeError, ValueError, TransactionAborted (its `code` says why), TransactionTimeout,
+        ProducerFenced, IllegalStateError, ProducerStateError.
+        """
+        transactions = self._transactional()
+        await transactions.send_offsets(offset_map(offsets), group_metadata(group))
+
+    def _transactional(self) -> Transactions:
+        self._check_usable()
+        if self._transactions is None:
+            raise IllegalStateError("this producer has no transactions: give it a transactional_id")
+        return self._transactions
+
+    def _is_unfinished(self, number: int) -> bool:
+        """Whether the transaction of this number has no end yet, or will never have one."""
+        return self._transactions is not None and self._transactions.is_unfinished(number)
+
+    def _refused(self, topic: str, error: BaseException) -> None:
+        self._metrics.record_refused(topic)
+        self._lost(error)
+
+    def _lost(self, error: BaseException) -> None:
+        """A record will not be buffered: no transaction is committed without it."""
+        if self._transactions is not None:
+            self._transactions.refused(error)
+
     # -- news from the cluster --------------------------------------------------------------
 
     def _on_metadata(self, change: MetadataChange) -> None:
@@ -919,6 +1071,12 @@ class Producer(Front, Generic[K, V]):
             )
         if self._scheduler.fatal_error is not None:
             raise again(self._scheduler.fatal_error)
+
+    def _check_sendable(self) -> None:
+        """Say why no record can be sent here and now."""
+        self._check_usable()
+        if self._transactions is not None:
+            self._transactions.check_send()
 
     # -- everything else -------------------------------------------------------------------
 

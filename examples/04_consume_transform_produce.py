@@ -4,8 +4,8 @@ KAFKA_BOOTSTRAP_SERVERS=localhost:9092 python examples/04_consume_transform_prod
 
 It runs until Ctrl-C. asyncproducer only produces; the consumer is aiokafka's. The order is what
 matters: the place in the source is noted after the results are acknowledged. A crash in between
-repeats some records and never loses one. (Exactly once needs transactions, which asyncproducer does
-not have yet.)
+repeats some records and never loses one. (For exactly once, give the Producer a transactional_id,
+and send the results and the place within `async with producer.transaction()`.)
 
 The place is kept as a record in a topic, so this works without a consumer group, for one
 process. To share the partitions among several, let a group assign them: give the consumer

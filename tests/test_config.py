@@ -940,7 +940,6 @@ def test_rack_aware_partitioning_needs_a_rack() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"transactional_id": "t"},
         {"transaction_two_phase_commit_enable": True},
         {"enable_metrics_push": True},
         {"partitioner_rack_aware": True, "client_rack": "r"},
@@ -958,7 +957,7 @@ def test_features_of_later_releases_are_refused(options: dict[str, Any]) -> None
 
 def test_every_option_for_later_is_accepted_with_its_default() -> None:
     later = {o.name: o.default for o in OPTIONS.values() if o.later}
-    assert len(later) == 10
+    assert len(later) == 8
     assert make(**later) == make()
 
 
@@ -981,8 +980,6 @@ def test_first_of_several_errors_is_javas() -> None:
         ("transaction_timeout_ms cannot", {"transaction_two_phase_commit_enable": False}),
         ("delivery_timeout_ms=1 is less", {"delivery_timeout_ms": 60_000}),
         ("needs a client_rack", {"partitioner_rack_aware": False}),
-        ("not supported yet", {"transactional_id": None}),
-        ("not supported yet", {"transaction_timeout_ms": 60_000}),
         ("ssl_keyfile needs", {"ssl_certfile": "c"}),
     ]
     for message, cure in cures:
@@ -1086,7 +1083,11 @@ def test_what_is_not_javas_default_is_refused_in_a_dump_too(name: str) -> None:
     [
         ({"security.protocol": "SASL_SSL"}, "needs a sasl.mechanism: PLAIN, "),
         ({"enable.metrics.push": "yes"}, "enable.metrics.push must be"),
-        ({"transaction.timeout.ms": "1"}, "not supported yet: transactions"),
+        (
+            {"transaction.two.phase.commit.enable": "true", "transaction.timeout.ms": "1"},
+            "transaction.timeout.ms cannot be set with transaction.two.phase.commit.enable=True",
+        ),
+        ({"client.rack": "r"}, "not supported yet: rack aware"),
         ({"ssl.keystore.type": "PKCS12"}, "ssl.keystore.type must be one of PEM, not 'PKCS12'"),
         ({"ssl.keystore.location": "a.jks"}, "ssl.keystore.type must be one of PEM, not 'JKS'"),
         ({"ssl.truststore.location": "a.jks"}, "ssl.truststore.type must be one of PEM"),

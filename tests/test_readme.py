@@ -51,6 +51,7 @@ SCRIPTS = {
         "orders-0: 2 from offset 0 to 1",
         "row 2: MetadataTimeout: partition 99 of 'orders' did not appear .*",
     ],
+    "Transactions": ["committed", "aborted: sold out"],
     "When something fails": [
         "in the log",
         "refused, nothing was sent: .*max_request_size=1048576.*",

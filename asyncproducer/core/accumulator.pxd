@@ -61,6 +61,7 @@ cdef class Accumulator:
     cdef Py_ssize_t _quick_left
     cdef object _loop
     cdef object _trouble
+    cdef object _on_failed
     cdef public object estimator
     cdef public dict topics
     cdef public dict ready

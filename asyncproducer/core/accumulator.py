@@ -187,6 +187,7 @@ class Accumulator:
         quick_bytes: int | None = None,
         loop: Any = None,
         trouble: Callable[[], BaseException | None] = lambda: None,
+        on_failed: Callable[[ProducerBatch, Failure], None] | None = None,
     ) -> None:
         self._memory = memory
         self._batch_size = max(1, batch_size)
@@ -211,6 +212,8 @@ class Accumulator:
         self._loop = loop
         #: What is wrong with the brokers just now, for the errors of what was never sent.
         self._trouble = trouble
+        #: Hears of each batch that fails, before anybody else and in the middle of a change.
+        self._on_failed = on_failed
         self.estimator = RatioEstimator()
         self.topics: dict[str, TopicState] = {}
         #: Node → queues that can leave now, in the order in which they became ready. Any of
@@ -988,6 +991,8 @@ class Accumulator:
     def _end(self, batch: ProducerBatch, failure: Failure) -> bool:
         # Before anybody is told: a callback may begin a flush or an abort.
         self.incomplete.pop(batch, None)
+        if self._on_failed is not None and batch.state == PENDING:
+            self._on_failed(batch, failure)
         if not batch.fail(failure):
             return False
         self._free(batch)
@@ -1064,10 +1069,18 @@ class Accumulator:
         code = getattr(cause, "code", None)
         return _failure(DeliveryTimeout, batch, what, cause, now, code)
 
-    def abort(self, reason: str, cause: BaseException | None, now: float) -> list[ProducerBatch]:
-        """Fail every batch that has no end yet; returns them."""
+    def abort(
+        self,
+        reason: str,
+        cause: BaseException | None,
+        now: float,
+        keep: Callable[[ProducerBatch], bool] = lambda batch: False,
+    ) -> list[ProducerBatch]:
+        """Fail every batch that has no end yet and is not to be kept; returns them."""
         aborted: list[ProducerBatch] = []
         for batch in list(self.incomplete):
+            if keep(batch):
+                continue
             failure = _failure(AbortedError, batch, f"were given up: {reason}", cause, now)
             if self._give_up(batch, failure, now):
                 aborted.append(batch)

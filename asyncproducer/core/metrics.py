@@ -277,6 +277,15 @@ NODE_FAMILIES = (
     Family("request_latency", _AVG_MAX, "latency", "ms from a Produce request to its answer."),
 )
 
+#: The calls of transactions whose time is counted.
+TRANSACTION_CALLS = {
+    "init": "getting the transactional producer id in `start()`",
+    "begin": "`begin_transaction()`",
+    "send_offsets": "`send_offsets()`",
+    "commit": "`commit_transaction()`",
+    "abort": "`abort_transaction()`",
+}
+
 #: What is computed in another way than a family is.
 SINGLES = {
     "batch_count": "Batches put into requests since the start. (Java has none.)",
@@ -292,6 +301,10 @@ SINGLES = {
         "ns that calls waited for the metadata of their topics, and got it."
     ),
     "flush_time_ns_total": "ns spent in `flush()`, in vain or not.",
+    **{
+        f"txn_{name}_time_ns_total": f"ns spent in {what} with success. 0 without transactions."
+        for name, what in TRANSACTION_CALLS.items()
+    },
     "kafka_metrics_count": "How many metrics there are. (Java: `count` in `kafka-metrics-count`.)",
 }
 
@@ -313,7 +326,7 @@ LEFT_OUT = {
     "`select-*`, `io-wait-*`, `io-time-*`, `io-ratio`": (
         "they are about Java's own I/O thread. Here that is the event loop, which is yours."
     ),
-    "`txn-*-time-ns-total`": "they come with transactions.",
+    "`txn-prepare-time-ns-total`": "it comes with two-phase commit.",
     "`commit-id` of `app-info`": "the version says it.",
 }
 
@@ -435,6 +448,7 @@ class Metrics:
         self._failed_reauthentications = sampled()
         self._flush_seconds = 0.0
         self._metadata_seconds = 0.0
+        self._transaction_seconds = dict.fromkeys(TRANSACTION_CALLS, 0.0)
         self._topics: dict[str, _Topic] = {}
         self._nodes: dict[int, _Node] = {}
 
@@ -519,6 +533,10 @@ class Metrics:
         """A call waited this long for its topic's metadata, and got it."""
         self._metadata_seconds += seconds
 
+    def transaction_called(self, name: str, seconds: float) -> None:
+        """A call of a transaction took this long, and succeeded."""
+        self._transaction_seconds[name] += seconds
+
     # -- memory ----------------------------------------------------------------------------
 
     def memory_waited(self, seconds: float, now: float) -> None:
@@ -600,6 +618,10 @@ class Metrics:
             "bufferpool_wait_time_ns_total": self._memory_waits.total * 1e9,
             "metadata_wait_time_ns_total": self._metadata_seconds * 1e9,
             "flush_time_ns_total": self._flush_seconds * 1e9,
+            **{
+                f"txn_{name}_time_ns_total": seconds * 1e9
+                for name, seconds in self._transaction_seconds.items()
+            },
             **gauges,
         }
         for name, series, read in _PRODUCER:

@@ -668,6 +668,11 @@ class TransactionManager:
                 f"transaction_timeout_ms={self.timeout_ms} must be more than 0 and at most the "
                 "brokers' transaction.max.timeout.ms"
             )
+        if code == ErrorCode.INVALID_TXN_STATE and request.kind is Kind.END:
+            message = (
+                "the broker has no open transaction: it was open for more than "
+                f"transaction_timeout_ms={self.timeout_ms}, and so the broker has aborted it"
+            )
         if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH):
             return self.fenced(name)
         if code in _DENIED:

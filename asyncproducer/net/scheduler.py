@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from asyncproducer.core.metrics import Metrics
     from asyncproducer.net.cluster import Cluster
     from asyncproducer.net.connection import Connection
+    from asyncproducer.net.transactions import Transactions
 
 __all__ = ["Scheduler"]
 
@@ -74,6 +75,7 @@ class Scheduler:
         sequences: Sequences | None,
         in_thread: Callable[[Callable[[], bytes]], Awaitable[bytes]],
         on_ready: Callable[[], None],
+        transactions: Transactions | None = None,
     ) -> None:
         self._accumulator = accumulator
         self._cluster = cluster
@@ -82,6 +84,10 @@ class Scheduler:
         self._sequences = sequences
         self._in_thread = in_thread
         self._on_ready = on_ready
+        self._transactions = transactions
+        self._transactional_id = config.transactional_id
+        #: The newest version of Produce that may be used, None for any.
+        self.produce_cap: int | None = None
         self._client_id = client_id
         self._acks = config.acks
         self._retries = config.retries
@@ -169,16 +175,21 @@ class Scheduler:
                     for batch in expired:
                         self._metrics.records_failed(batch.topic, batch.count)
                     accumulator.give_back()
+                if self._transactions is not None:
+                    self._transactions.step(now)
                 accumulator.fire_timers(now)
                 for node in list(accumulator.ready):
                     self._serve(node, now)
                 if accumulator.leaderless:
                     self._ask_for_leaders()
                 while accumulator.to_compress:
-                    self._spawn(self._compress(accumulator.to_compress.pop()))
+                    self.spawn(self._compress(accumulator.to_compress.pop()))
                 accumulator.give_back()
                 if not (self._step_again or accumulator.news):
-                    return accumulator.next_deadline()
+                    deadline = accumulator.next_deadline()
+                    if self._transactions is not None:
+                        deadline = min(deadline, self._transactions.wake_at)
+                    return deadline
         finally:
             self._stepping = False
 
@@ -204,7 +215,8 @@ class Scheduler:
             self._cluster.add_topic(topic)
         self._cluster.request_update()
 
-    def _spawn(self, work: Any) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the steps. It is cancelled when the scheduler ends."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._spawned)
@@ -237,7 +249,7 @@ class Scheduler:
         topics: dict[str, wire.ProduceTopic] = {}
         partitions: dict[str, list[wire.ProducePartition]] = {}
         by_place: dict[tuple[str | bytes, int], ProducerBatch] = {}
-        cap = None
+        cap = self.produce_cap
         metadata = self._cluster.metadata
         for batch in batches:
             topic = topics.get(batch.topic)
@@ -247,7 +259,8 @@ class Scheduler:
                 topic_id = None if known is None else known.topic_id
                 if topic_id is None:
                     # A topic without an id can only be named, up to version 12.
-                    cap = _PRODUCE_WITH_TOPIC_IDS - 1
+                    named = _PRODUCE_WITH_TOPIC_IDS - 1
+                    cap = named if cap is None else min(cap, named)
                 parts = partitions[batch.topic] = []
                 topic = topics[batch.topic] = wire.ProduceTopic(batch.topic, topic_id, parts)
             partitions[batch.topic].append(wire.ProducePartition(batch.partition, batch.buffers()))
@@ -264,7 +277,7 @@ class Scheduler:
                 self._client_id,
                 acks=self._acks,
                 timeout_ms=self._timeout_ms,
-                transactional_id=None,
+                transactional_id=self._transactional_id,
                 topics=list(topics.values()),
             )
         except UnsupportedVersionError as error:
@@ -412,6 +425,8 @@ class Scheduler:
             expired=now - batch.created_at >= self._delivery_timeout,
             idempotent=self._sequences is not None,
         )
+        if decision.sequence and self._gives_up(batch, decision, log_start_offset):
+            decision = decision._replace(action=Action.FAIL)
         if decision.action is Action.RETRY:
             self._retry(batch, decision, log_start_offset, code, now)
         elif decision.action is Action.SPLIT:
@@ -427,11 +442,30 @@ class Scheduler:
                 len(parts),
             )
         else:
+            fatal = self._fatal(code, message) if decision.action is Action.FATAL else None
+            if fatal is not None and self._transactions is not None:
+                # First: who waits for a commit hears of this, not of the batch.
+                self._transactions.fatal(fatal)
             self._fail(batch, code, message, cause, now, record_errors)
-            if decision.action is Action.FATAL:
-                self.give_up(_fatal(code, message), now)
+            if fatal is not None:
+                self.give_up(fatal, now)
         if decision.refresh:
             self._cluster.request_update()
+
+    def _gives_up(self, batch: ProducerBatch, decision: Decision, log_start: int) -> bool:
+        if self._sequences is None:
+            return False
+        partition = self._accumulator.sequences_of(batch)
+        return self._sequences.gives_up(partition, batch, decision.sequence, log_start)
+
+    def _fatal(self, code: int, message: str | None) -> KafkaError:
+        if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            error: KafkaError = AuthorizationError(message or error_name(code))
+            error.code = code
+            return error
+        if code == ErrorCode.PRODUCER_FENCED and self._transactions is not None:
+            return self._transactions.fenced("Produce")
+        return BrokerError(code, message)
 
     def _retry(
         self, batch: ProducerBatch, decision: Decision, log_start: int, code: int, now: float
@@ -488,6 +522,8 @@ class Scheduler:
         if self._sequences is not None:
             self._sequences.fail(error)
         self.fatal_error = error
+        if self._transactions is not None:
+            self._transactions.fatal(error)
         # First: nobody comes in any more, not those who wait, nor who sends again what failed.
         self._on_ready()
         self.abort(f"the producer failed for good: {error}", error, now)
@@ -512,7 +548,7 @@ class Scheduler:
         accumulator.touch_partitions(sequences.apply_bumps(), now)
         if sequences.needs_id:
             sequences.requested()
-            self._spawn(self._acquire_producer_id(sequences))
+            self.spawn(self._acquire_producer_id(sequences))
 
     async def _acquire_producer_id(self, sequences: Sequences) -> None:
         """Ask for a producer id until there is one, or can be none."""
@@ -581,11 +617,3 @@ class Scheduler:
             self.abort(str(denied), denied, now)
             return
         self.give_up(error, now)
-
-
-def _fatal(code: int, message: str | None) -> KafkaError:
-    if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-        error: KafkaError = AuthorizationError(message or error_name(code))
-        error.code = code
-        return error
-    return BrokerError(code, message)

@@ -342,7 +342,9 @@ record-size-avg record-size-max records-per-request-avg request-latency-avg requ
 request-rate request-size-avg request-size-max request-total requests-in-flight response-rate
 response-total successful-authentication-no-reauth-total successful-authentication-rate
 successful-authentication-total successful-reauthentication-rate
-successful-reauthentication-total waiting-threads start-time-ms
+successful-reauthentication-total waiting-threads start-time-ms txn-init-time-ns-total
+txn-begin-time-ns-total txn-send-offsets-time-ns-total txn-commit-time-ns-total
+txn-abort-time-ns-total
 """
 JAVA_TOPIC = """
 record-send-rate record-send-total byte-rate byte-total compression-rate record-retry-rate

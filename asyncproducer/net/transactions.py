@@ -1,0 +1,351 @@
+"""The transactions of a producer at work: requests to coordinators, and calls that wait.
+
+The rules are those of core/transactions.py. `step` is a part of the scheduler's step: it drops
+what an abort need not send, and starts the next request if there is one to be made. Each is a
+task of its own, one at a time, and records go on leaving beside it.
+
+A call waits until its operation is done, at most `max_block_ms`. Neither that nor a
+cancellation stops the operation: the same call again goes on waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import TYPE_CHECKING
+
+from asyncproducer.core.accumulator import Accumulator, Fence
+from asyncproducer.core.backoff import ExponentialBackoff
+from asyncproducer.core.delivery import Failure
+from asyncproducer.core.sequences import PartitionSequences, TransactionalSequences
+from asyncproducer.core.transactions import (
+    SEND,
+    SEND_OFFSETS,
+    START,
+    Offsets,
+    Operation,
+    TransactionManager,
+    TransactionState,
+    TxnRequest,
+)
+from asyncproducer.core.wire import ApiKey
+from asyncproducer.errors import (
+    BufferFull,
+    IllegalStateError,
+    KafkaError,
+    MetadataNotReady,
+    ProducerClosed,
+    TransactionAborted,
+    TransactionTimeout,
+    again,
+)
+from asyncproducer.net.waiting import Changes
+
+if TYPE_CHECKING:
+    from asyncproducer.config import ProducerConfig
+    from asyncproducer.core.batch import ProducerBatch
+    from asyncproducer.core.metrics import Metrics
+    from asyncproducer.intake import Intake
+    from asyncproducer.net.buffer_pool import BufferPool
+    from asyncproducer.net.cluster import Cluster
+    from asyncproducer.net.scheduler import Scheduler
+    from asyncproducer.records import ConsumerGroupMetadata
+
+__all__ = ["Transactions"]
+
+logger = logging.getLogger("asyncproducer.transactions")
+
+_S = TransactionState
+
+#: The level of the feature `transaction.version` with which KIP-890 begins.
+_VERSION_TWO = 2
+#: From this version of Produce on, a batch adds its partition to the transaction.
+_PRODUCE_ADDS_PARTITIONS = 12
+#: From this version of InitProducerId on, a producer can ask for its next epoch (KIP-360).
+_BUMPS_EPOCH = 3
+
+
+class Transactions:
+    """The transactions of one producer. `attach` completes it."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        cluster: Cluster,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        metrics: Metrics,
+        random: Callable[[], float],
+    ) -> None:
+        self._manager = TransactionManager(
+            config.transactional_id or "",
+            config.transaction_timeout_ms,
+            version_two=lambda: cluster.features.get("transaction.version", 0) >= _VERSION_TWO,
+            backoff=ExponentialBackoff(
+                config.retry_backoff_ms / 1000,
+                config.retry_backoff_max_ms / 1000,
+                random=random,
+            ),
+        )
+        self._cluster = cluster
+        self._loop = loop
+        self._metrics = metrics
+        self._max_block = config.max_block_ms / 1000
+        self._request_timeout = config.request_timeout_ms / 1000
+        self._changes = Changes(loop)
+        #: The state whose consequences are drawn.
+        self._state = self._manager.state
+        self._accumulator: Accumulator
+        self._scheduler: Scheduler
+        self._intake: Intake
+        self._pool: BufferPool
+
+    def attach(
+        self, accumulator: Accumulator, scheduler: Scheduler, intake: Intake, pool: BufferPool
+    ) -> None:
+        """What it works on: these know of it, too."""
+        self._accumulator = accumulator
+        self._scheduler = scheduler
+        self._intake = intake
+        self._pool = pool
+
+    @property
+    def sequences(self) -> TransactionalSequences:
+        """Producer id, epoch and numbers."""
+        return self._manager.sequences
+
+    @property
+    def wake_at(self) -> float:
+        """When the next request is due, if nothing happens before."""
+        return self._manager.wake_at
+
+    @property
+    def number(self) -> int:
+        """How many transactions were begun."""
+        return self._manager.number
+
+    def is_unfinished(self, number: int) -> bool:
+        """Whether the transaction of this number has no end yet, or will never have one."""
+        manager = self._manager
+        return number == manager.number and (manager.is_open or manager.state is _S.FATAL_ERROR)
+
+    def check_send(self) -> None:
+        """Raise if records cannot be sent now."""
+        self._manager.check(SEND)
+
+    # -- calls -----------------------------------------------------------------------------
+
+    async def initialize(self, deadline: float) -> None:
+        """Get producer id and epoch, and fence whoever has had the transactional id."""
+        began = self._loop.time()
+        operation = self._manager.initialize()
+        self._go(began)
+        await self._wait(operation, deadline)
+        self._metrics.transaction_called("init", self._loop.time() - began)
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        began = self._loop.time()
+        self._manager.begin()
+        self._scheduler.produce_cap = (
+            None if self._manager.version_two else _PRODUCE_ADDS_PARTITIONS - 1
+        )
+        self._follow(began)
+        self._metrics.transaction_called("begin", self._loop.time() - began)
+
+    async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
+        """Commit a group's offsets with the transaction."""
+        began = self._loop.time()
+        if not offsets:
+            self._manager.check(SEND_OFFSETS)
+            return
+        operation = self._manager.send_offsets(offsets, group)
+        await self._call("send_offsets", operation, began)
+
+    async def commit(self) -> None:
+        """Commit the transaction."""
+        began = self._loop.time()
+        await self._call("commit", self._manager.commit(), began)
+
+    async def abort(self) -> None:
+        """Abort the transaction."""
+        began = self._loop.time()
+        await self._call("abort", self._manager.abort(), began)
+
+    async def _call(self, name: str, operation: Operation, began: float) -> None:
+        self._go(began)
+        await self._wait(operation, began + self._max_block)
+        self._metrics.transaction_called(name, self._loop.time() - began)
+
+    def _go(self, now: float) -> None:
+        self._follow(now)
+        self._scheduler.try_step(now)
+        self._scheduler.wake()
+
+    async def _wait(self, operation: Operation, deadline: float) -> None:
+        while not operation.done:
+            if self._loop.time() >= deadline:
+                raise self._timeout(operation)
+            await self._changes.wait(deadline)
+        self._manager.observed(operation)
+        if operation.error is not None:
+            raise again(operation.error)
+
+    def _timeout(self, operation: Operation) -> TransactionTimeout:
+        text = f"{operation.name}() has no end after {self._max_block:g} s (max_block_ms)"
+        trouble = self._manager.trouble
+        if trouble is not None:
+            text += f": {trouble}"
+        if operation.name != START:
+            text += f"; it goes on, call {operation.name}() again to wait for it"
+        error = TransactionTimeout(text)
+        error.__cause__ = trouble
+        return error
+
+    # -- what happens to records -----------------------------------------------------------
+
+    def batch_failed(self, batch: ProducerBatch, failure: Failure) -> None:
+        """A batch failed: nothing of the transaction counts. In the middle of a change."""
+        if not self._manager.is_doomed:
+            self._doom(failure.exception(batch.topic, batch.partition, 0))
+
+    def refused(self, error: BaseException) -> None:
+        """A record was refused before it was buffered."""
+        if type(error) in (BufferFull, MetadataNotReady):
+            return  # send_nowait would have had to wait: that is an answer, not a failure
+        if isinstance(error, KafkaError):
+            self._doom(error)
+
+    def _doom(self, error: KafkaError) -> None:
+        self._manager.abortable(error)
+        if self._manager.state is not _S.IN_TRANSACTION:
+            self._intake.shut()
+        # The rest is for the next step: somebody is in the middle of something here.
+        self._scheduler.wake()
+
+    def fenced(self, request: str) -> KafkaError:
+        """What is wrong where a broker says that there is another producer."""
+        return self._manager.fenced(request)
+
+    def fatal(self, error: KafkaError) -> None:
+        """The producer has failed for good."""
+        self._manager.fatal(error)
+        self._state = self._manager.state
+        self._intake.shut()
+        self._changes.tell()
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def step(self, now: float) -> None:
+        """Do what can be done now: drop what is not to be sent, and make the next request."""
+        manager = self._manager
+        self._follow(now)
+        if manager.is_doomed:
+            self._drop(now)
+        request = manager.next_request(now, busy=manager.is_ending and self._is_busy())
+        if request is not None:
+            self._scheduler.spawn(self._perform(request))
+        self._follow(now)
+
+    def _is_busy(self) -> bool:
+        """Whether records of the transaction may still reach a broker."""
+        if self._accumulator.incomplete or self._intake.waiting or self._pool.waiting:
+            return True
+        # Also what was given up while it was on its way.
+        return any(partition.owner.in_flight for partition in self._manager.partitions)
+
+    def _drop(self, now: float) -> None:
+        """Whatever is not on its way goes nowhere."""
+        cause = self._manager.error
+        what = (
+            "the transaction was aborted" if cause is None else f"the transaction failed: {cause}"
+        )
+        if self._intake.waiting or self._pool.waiting:
+            refusal = TransactionAborted(f"{what}; the record was waiting and was not sent")
+            refusal.__cause__ = cause
+            self._intake.refuse_waiting(refusal)
+        for batch in self._accumulator.abort(what, cause, now, self._is_kept):
+            batch.observed = batch.count  # who aborts knows
+            self._metrics.records_failed(batch.topic, batch.count)
+
+    def _is_kept(self, batch: ProducerBatch) -> bool:
+        """Whether a batch goes on to its own end, though nothing of the transaction counts."""
+        if batch.in_flight:
+            return True
+        if self._manager.can_bump or self._manager.version_two or batch.base_sequence < 0:
+            return False
+        # The next transaction has the same epoch: we must know what the broker has.
+        return self._accumulator.sequences_of(batch).is_before_hole(batch)
+
+    def _follow(self, now: float) -> None:
+        """Draw the consequences of another state."""
+        state, before = self._manager.state, self._state
+        if state is before:
+            return
+        self._state = state
+        if state is _S.IN_TRANSACTION:
+            self._intake.open()
+        else:
+            self._intake.shut()
+        if state is _S.COMMITTING:
+            # Nothing lingers, nor does what still waits for room.
+            self._accumulator.begin_flush(Fence(lambda: None), now)
+        elif before is _S.COMMITTING:
+            self._accumulator.end_flush()
+        if state is _S.FATAL_ERROR and self._manager.error is not None:
+            self._scheduler.give_up(self._manager.error, now)
+        self._changes.tell()
+
+    async def _perform(self, request: TxnRequest) -> None:
+        manager, loop = self._manager, self._loop
+        joined: Iterable[PartitionSequences] = ()
+        try:
+            if request.wire is None:
+                raise IllegalStateError(f"{request} has nothing to send")
+            response = await self._cluster.request(
+                request.wire,
+                deadline=loop.time() + self._request_timeout,
+                node_id=request.node,
+                once=request.node is not None,
+            )
+            self._look_at(request.node)
+            joined = manager.answered(request, response, loop.time())
+        except IllegalStateError as error:
+            # A bug of ours: nothing can be trusted any more (Java does the same, KAFKA-14831).
+            logger.exception("a transaction has lost its way")
+            manager.fatal(error)
+        except KafkaError as error:
+            manager.failed(request, error, loop.time())
+        now = loop.time()
+        self._accumulator.touch_partitions(joined, now)
+        self._follow(now)
+        self._changes.tell()
+        self._scheduler.try_step(now)
+        self._scheduler.wake()
+
+    def _look_at(self, coordinator: int | None) -> None:
+        if coordinator is not None:
+            newest = self._cluster.highest_version(coordinator, ApiKey.INIT_PRODUCER_ID)
+            if newest is not None:
+                self._manager.can_bump = newest >= _BUMPS_EPOCH
+
+    # -- the end ---------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """The producer is being closed: abort what is open, or wait for the end it is to have."""
+        manager = self._manager
+        manager.give_up_ending()
+        if manager.is_open and not manager.is_ending:
+            manager.abort()
+            self._go(self._loop.time())
+        while manager.is_ending:
+            await self._changes.wait(inf)
+
+    def close(self) -> None:
+        """Nothing is asked any more. Who waits gets ProducerClosed."""
+        self._manager.close(
+            ProducerClosed("the producer was closed before the end of the transaction was known")
+        )
+        self._changes.tell()

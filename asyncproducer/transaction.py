@@ -1,0 +1,165 @@
+"""What a transaction is to its user: a block of code, offsets, and the group they are of."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from asyncproducer.errors import KafkaError, TransactionAborted
+from asyncproducer.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from asyncproducer.producer import Producer
+
+__all__ = ["Transaction", "group_metadata", "offset_map"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+#: How librdkafka begins what `Consumer.consumer_group_metadata()` of confluent-kafka returns. The
+#: generation follows as an int in the machine's own byte order, then text that ends with zeros.
+_LIBRDKAFKA = b"CGMDv2:"
+
+
+class Transaction(Generic[K, V]):
+    """`async with producer.transaction()`: see there."""
+
+    def __init__(self, producer: Producer[K, V]) -> None:
+        self._producer = producer
+        self._number = 0
+
+    async def __aenter__(self) -> Producer[K, V]:
+        self._number = await self._producer._begin()
+        return self._producer
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        producer = self._producer
+        if not producer._is_unfinished(self._number):
+            return  # the block has ended it
+        if exc is not None:
+            await self._abort_after(exc)
+            return
+        try:
+            await producer.commit_transaction()
+        except TransactionAborted as error:
+            aborted = TransactionAborted(
+                f"the transaction was aborted, nothing of it counts: {error.__cause__ or error}"
+            )
+            aborted.code = error.code
+            await self._abort_after(aborted)
+            raise aborted from error.__cause__
+
+    async def _abort_after(self, error: BaseException) -> None:
+        """Abort because of `error`, which is what is raised then."""
+        try:
+            await self._producer.abort_transaction()
+        except KafkaError as also:
+            error.add_note(f"aborting the transaction failed: {also}")
+
+
+def group_metadata(group: Any) -> ConsumerGroupMetadata:
+    """The group that offsets are of, from whatever the consumer's library says of it.
+
+    Raises TypeError, ValueError.
+    """
+    if isinstance(group, str):
+        return _checked(ConsumerGroupMetadata(group))
+    if isinstance(group, bytes):
+        return _checked(_from_librdkafka(group))
+    name = getattr(group, "group_id", None)
+    if not isinstance(name, str):
+        raise TypeError(
+            f"group is of type {type(group).__name__}: give the group's id, a "
+            "ConsumerGroupMetadata, or what consumer_group_metadata() of confluent-kafka returns"
+        )
+    return _checked(
+        ConsumerGroupMetadata(
+            name,
+            getattr(group, "generation_id", -1),
+            getattr(group, "member_id", None) or "",
+            getattr(group, "group_instance_id", None),
+        )
+    )
+
+
+def _checked(group: ConsumerGroupMetadata) -> ConsumerGroupMetadata:
+    if not group.group_id:
+        raise ValueError("group has an empty id: offsets are kept under the id of their group")
+    for name, kind in (("generation_id", int), ("member_id", str)):
+        value = getattr(group, name)
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}={value!r} of group {group.group_id!r} is no {kind.__name__}")
+    if group.generation_id > 0 and not group.member_id:
+        raise ValueError(
+            f"group {group.group_id!r} has generation_id={group.generation_id} and no member_id: "
+            "a generation has members, give both or the group's id alone"
+        )
+    return group
+
+
+def _from_librdkafka(data: bytes) -> ConsumerGroupMetadata:
+    try:
+        if not data.startswith(_LIBRDKAFKA):
+            raise ValueError
+        (generation,) = struct.unpack_from("=i", data, len(_LIBRDKAFKA))
+        name, member, rest = data[len(_LIBRDKAFKA) + 4 :].split(b"\0", 2)
+        # A byte that says whether it is null, then the text.
+        instance = None if rest[:1] == b"\1" else rest[1:-1].decode()
+        return ConsumerGroupMetadata(name.decode(), generation, member.decode(), instance)
+    except (ValueError, struct.error):
+        raise ValueError(
+            f"group is {data[:20]!r}..., which is not what consumer_group_metadata() of "
+            "confluent-kafka returns (CGMDv2)"
+        ) from None
+
+
+def offset_map(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Offsets by partition, from a mapping or from confluent-kafka's list of TopicPartition.
+
+    Raises TypeError, ValueError.
+    """
+    if isinstance(offsets, Mapping):
+        pairs = [(_place(key), _offset(key, value)) for key, value in offsets.items()]
+    elif isinstance(offsets, Iterable) and not isinstance(offsets, (str, bytes)):
+        # Partitions that nothing was read from have a negative offset there: `position` of all
+        # that is assigned is what their users give, and librdkafka leaves those out, too.
+        pairs = [
+            (_place(each), _offset(each, each))
+            for each in offsets
+            if not (isinstance(getattr(each, "offset", None), int) and each.offset < 0)
+        ]
+    else:
+        raise TypeError(
+            f"offsets is of type {type(offsets).__name__}: give a mapping from TopicPartition to "
+            "the offset of the next record, or a list of confluent-kafka's TopicPartition"
+        )
+    return dict(pairs)
+
+
+def _place(given: Any) -> TopicPartition:
+    if isinstance(given, tuple) and len(given) == 2:
+        topic, partition = given
+    else:
+        topic, partition = getattr(given, "topic", None), getattr(given, "partition", None)
+    if not isinstance(topic, str) or not isinstance(partition, int) or partition < 0:
+        raise TypeError(f"{given!r} in offsets is no partition: give a TopicPartition")
+    return TopicPartition(topic, partition)
+
+
+def _offset(place: Any, given: Any) -> OffsetAndMetadata:
+    offset = given if isinstance(given, int) else getattr(given, "offset", None)
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        raise TypeError(f"the offset of {place!r} is {given!r}: give an int or OffsetAndMetadata")
+    if offset < 0:
+        raise ValueError(f"the offset of {place!r} is {offset}: it cannot be less than 0")
+    epoch = getattr(given, "leader_epoch", None)
+    return OffsetAndMetadata(
+        offset, getattr(given, "metadata", None) or "", -1 if epoch is None else epoch
+    )

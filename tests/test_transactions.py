@@ -1,0 +1,1476 @@
+# Blocks of transactions, and what they raise, are what is looked at.
+# ruff: noqa: PT012
+# A Delivery need not be awaited.
+# mypy: disable-error-code="unused-awaitable"
+"""Transactions as their user sees them, on brokers of version 1 and of version 2 (KIP-890)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from asyncproducer import (
+    AbortedError,
+    AuthorizationError,
+    BatchDeliveryError,
+    BrokerError,
+    BufferFull,
+    ConsumerGroupMetadata,
+    DeliveryError,
+    DeliveryTimeout,
+    ErrorCode,
+    IllegalStateError,
+    InvalidTopic,
+    KafkaError,
+    MetadataNotReady,
+    MetadataTimeout,
+    OffsetAndMetadata,
+    Producer,
+    ProducerClosed,
+    ProducerFenced,
+    ProducerNotStarted,
+    RecordTooLarge,
+    TopicPartition,
+    TransactionAborted,
+    TransactionTimeout,
+)
+from asyncproducer.core.transactions import TransactionState
+from asyncproducer.testing import EmbeddedCluster
+from asyncproducer.transaction import group_metadata, offset_map
+
+pytestmark = pytest.mark.virtual_time
+
+New = Callable[..., Producer[Any, Any]]
+S = TransactionState
+
+#: A batch leaves when it is full, flushed, or after a minute.
+LAZY: dict[str, Any] = {"linger_ms": 60_000, "adaptive_linger": False}
+#: One record of 100 bytes in each batch, which leaves at once.
+SINGLE: dict[str, Any] = {"batch_size": 150, "batch_max_bytes": 0, "linger_ms": 0}
+OFFSETS = {("in", 0): 5, ("in", 1): 6}
+HUGE = b"x" * 2_000_000
+
+
+@pytest.fixture(params=[1, 2], ids=["version 1", "version 2"])
+def version(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> int:
+    """Of the transactions of `cluster`."""
+    level: int = request.param
+    cluster.set_feature("transaction.version", level)
+    return level
+
+
+@pytest.fixture
+def new(cluster: EmbeddedCluster, new_producer: New) -> New:
+    """Makes transactional producers. There is a topic to have consumed from."""
+    cluster.create_topic("in", partitions=2)
+
+    def make(**options: Any) -> Producer[Any, Any]:
+        return new_producer(**{"transactional_id": "tx", **options})
+
+    return make
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def state(producer: Producer[Any, Any]) -> TransactionState:
+    assert producer._transactions is not None
+    return producer._transactions._manager.state
+
+
+def committed(cluster: EmbeddedCluster, topic: str = "t") -> list[bytes | None]:
+    return [record.value for record in cluster.records(topic, committed=True)]
+
+
+def stored(cluster: EmbeddedCluster, topic: str = "t") -> list[bytes | None]:
+    return [record.value for record in cluster.records(topic)]
+
+
+def apis(cluster: EmbeddedCluster) -> list[str]:
+    return [r.api for r in cluster.requests if r.api not in ("api_versions", "metadata")]
+
+
+def left_running() -> list[str]:
+    """The tasks of producers and their connections."""
+    names = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    return [name for name in names if not name.startswith(("broker-", "Task-"))]
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def works(cluster: EmbeddedCluster, producer: Producer[Any, Any]) -> None:
+    """Another transaction goes well."""
+    before = committed(cluster, "t4")
+    async with producer.transaction() as tx:
+        await tx.enqueue("t4", b"works", partition=0)
+    assert committed(cluster, "t4") == [*before, b"works"]
+    assert state(producer) is S.READY
+
+
+# -- a block -----------------------------------------------------------------------------------
+
+
+async def test_what_a_block_sends_is_committed_at_its_end(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-46, RA-19: at once, and nothing has to be awaited within."""
+    async with new(**LAZY) as producer:
+        async with producer.transaction() as tx:
+            assert tx is producer
+            first = await tx.enqueue("t", b"1")
+            second = tx.send_nowait("t", b"2")
+            began = now()
+        assert now() < began + 1
+        assert first.done()
+        assert [(await first).offset, (await second).offset] == [0, 1]
+        assert committed(cluster) == [b"1", b"2"]
+        assert [marker.is_commit for marker in cluster.markers("t", 0)] == [True]
+        await works(cluster, producer)
+
+
+async def test_what_a_block_raises_aborts_it(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """IT-13, TX-45: what was sent does not count, what was not is dropped without a delay."""
+    async with new(**LAZY) as producer:
+        with pytest.raises(KeyError) as caught:
+            async with producer.transaction() as tx:
+                sent = await tx.enqueue("t", b"sent")
+                await tx.flush()
+                dropped = await tx.enqueue("t", b"dropped")
+                began = now()
+                raise KeyError("mine")
+        assert now() < began + 1
+        assert not hasattr(caught.value, "__notes__")
+        assert (await sent).offset == 0
+        with pytest.raises(AbortedError, match="the transaction was aborted") as aborted:
+            await dropped
+        assert aborted.value.persisted == "no"
+        assert stored(cluster) == [b"sent"]
+        assert committed(cluster) == []
+        await works(cluster, producer)
+
+
+async def test_records_that_an_abort_drops_are_not_logged(
+    cluster: EmbeddedCluster, new: New, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with new(**LAZY) as producer:
+        with pytest.raises(KeyError):
+            async with producer.transaction() as tx:
+                await tx.enqueue("t", b"dropped")
+                raise KeyError
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("how", ["commit", "abort"])
+async def test_a_block_may_end_its_transaction_by_itself(
+    cluster: EmbeddedCluster, new: New, version: int, how: str
+) -> None:
+    async with new() as producer:
+        async with producer.transaction() as tx:
+            await tx.enqueue("t", b"1")
+            if how == "commit":
+                await tx.commit_transaction()
+            else:
+                await tx.abort_transaction()
+        assert committed(cluster) == ([b"1"] if how == "commit" else [])
+        await works(cluster, producer)
+
+
+async def refused_too_large(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(RecordTooLarge):
+        await tx.send("t", HUGE)
+
+
+async def refused_no_topic(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(MetadataTimeout):
+        await tx.send("missing", b"x")
+
+
+async def refused_no_partition(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(MetadataTimeout):
+        await tx.send("t", b"x", partition=7)
+
+
+async def refused_invalid_topic(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(InvalidTopic):
+        await tx.send("no topic", b"x")
+
+
+async def refused_in_bulk(tx: Producer[Any, Any]) -> None:
+    result = await tx.send_many("t", [b"fine", HUGE], raise_on_error=False)
+    assert isinstance(result[1], RecordTooLarge)
+
+
+async def refused_before_the_intake(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(BatchDeliveryError):
+        await tx.send_many(None, [b"without a topic"])
+
+
+async def rejected_by_the_broker(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(DeliveryError):
+        await tx.send("t", b"refuse me")
+
+
+@pytest.mark.parametrize(
+    ("fail", "cause"),
+    [
+        (refused_too_large, RecordTooLarge),
+        (refused_no_topic, MetadataTimeout),
+        (refused_no_partition, MetadataTimeout),
+        (refused_invalid_topic, InvalidTopic),
+        (refused_in_bulk, RecordTooLarge),
+        (refused_before_the_intake, InvalidTopic),
+        (rejected_by_the_broker, DeliveryError),
+    ],
+)
+async def test_a_transaction_is_never_committed_without_one_of_its_records(
+    cluster: EmbeddedCluster,
+    new: New,
+    version: int,
+    fail: Callable[[Producer[Any, Any]], Awaitable[None]],
+    cause: type[KafkaError],
+) -> None:
+    """KP-25, TX-22, TX-40: also where the block has looked away."""
+    async with new(max_block_ms=2_000) as producer:
+        with pytest.raises(TransactionAborted, match="was aborted, nothing of it counts") as caught:
+            async with producer.transaction() as tx:
+                await tx.send("t", b"fine")
+                if fail is rejected_by_the_broker:
+                    cluster.inject("produce", error="INVALID_RECORD")
+                await fail(tx)
+        assert isinstance(caught.value.__cause__, cause)
+        assert committed(cluster) == []
+        # It is empty already where the producer has asked for a new epoch since.
+        assert cluster.transaction("tx").state.value in ("CompleteAbort", "Empty")
+        await works(cluster, producer)
+
+
+async def test_a_record_that_nobody_awaits_fails_the_commit(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-29: with its own error as the cause."""
+    cluster.inject("produce", error="POLICY_VIOLATION")
+    async with new() as producer:
+        await producer.begin_transaction()
+        delivery = await producer.enqueue("t", b"1")
+        with pytest.raises(TransactionAborted, match="POLICY_VIOLATION") as caught:
+            await producer.commit_transaction()
+        assert caught.value.code == ErrorCode.POLICY_VIOLATION
+        assert delivery.exception() is not None
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await works(cluster, producer)
+
+
+async def test_sends_after_a_failure_are_refused_with_its_cause(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-01: what was queued is dropped."""
+    async with new(**SINGLE) as producer:
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        cluster.inject("produce", error="INVALID_RECORD")
+        with pytest.raises(DeliveryError):
+            await producer.send("t", b"2")
+        for call in (
+            lambda: producer.send("t", b"3"),
+            lambda: producer.enqueue("t", b"3"),
+            lambda: producer.send_many("t", [b"3"]),
+            lambda: producer.send_offsets(OFFSETS, "g"),
+        ):
+            with pytest.raises(TransactionAborted, match="INVALID_RECORD"):
+                await call()
+        with pytest.raises(TransactionAborted):
+            producer.send_nowait("t", b"3")
+        await producer.abort_transaction()
+        await works(cluster, producer)
+    assert stored(cluster) == [b"1"]
+
+
+async def test_send_nowait_that_would_have_to_wait_fails_nothing(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new(buffer_memory=20_000, batch_size=10_000, **LAZY) as producer:
+        async with producer.transaction() as tx:
+            with pytest.raises(MetadataNotReady):
+                tx.send_nowait("t", b"1")
+            await tx.warm_up("t", "t4")
+            await tx.enqueue("t", b"x" * 15_000)
+            with pytest.raises(BufferFull):
+                tx.send_nowait("t4", b"y" * 15_000)
+        assert len(committed(cluster)) == 1
+
+
+# -- outside of transactions -------------------------------------------------------------------
+
+
+async def test_nothing_can_be_sent_outside_of_a_transaction(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-01: it is refused before it is buffered, and gets into no later transaction."""
+    async with new() as producer:
+        await producer.warm_up("t")
+        for _ in range(2):
+            for call in (
+                lambda: producer.send("t", b"lost"),
+                lambda: producer.enqueue("t", b"lost"),
+                lambda: producer.send_many("t", [b"lost"]),
+            ):
+                with pytest.raises(IllegalStateError, match=r"send\(\) .* state READY: begin_tr"):
+                    await call()
+            with pytest.raises(IllegalStateError, match="READY"):
+                producer.send_nowait("t", b"lost")
+            assert producer.health.buffered_bytes == 0
+            async with producer.transaction() as tx:
+                await tx.send("t", b"1")
+    assert stored(cluster) == [b"1", b"1"]
+
+
+async def test_calls_of_transactions_need_a_transactional_id(new_producer: New) -> None:
+    """TX-02."""
+    async with new_producer() as producer:
+        for call in (
+            producer.begin_transaction,
+            producer.commit_transaction,
+            producer.abort_transaction,
+            producer.transaction().__aenter__,
+            lambda: producer.send_offsets(OFFSETS, "g"),
+        ):
+            with pytest.raises(IllegalStateError, match="give it a transactional_id"):
+                await call()
+        await producer.send("t", b"1")
+
+
+async def test_calls_of_transactions_before_the_start_and_after_the_end(new: New) -> None:
+    """KP-19, TX-45."""
+    producer = new()
+    with pytest.raises(ProducerNotStarted):
+        await producer.begin_transaction()
+    await producer.start()
+    await producer.begin_transaction()
+    with pytest.raises(IllegalStateError, match=r"begin_transaction\(\) .* IN_TRANSACTION"):
+        await producer.begin_transaction()
+    await producer.close()
+    for call in (
+        producer.begin_transaction,
+        producer.commit_transaction,
+        producer.abort_transaction,
+    ):
+        with pytest.raises(ProducerClosed):
+            await call()
+
+
+async def test_a_transaction_of_nothing_asks_nobody(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-16."""
+    async with new() as producer:
+        asked = len(apis(cluster))
+        async with producer.transaction():
+            pass
+        with pytest.raises(KeyError):
+            async with producer.transaction():
+                raise KeyError
+        with pytest.raises(TransactionAborted):
+            async with producer.transaction() as tx:
+                await refused_too_large(tx)
+        assert len(apis(cluster)) == asked
+
+
+# -- on the wire -------------------------------------------------------------------------------
+
+
+async def test_requests_of_a_transaction(cluster: EmbeddedCluster, new: New, version: int) -> None:
+    """TX-07, KP-30, TX-42: which ones, in which order, and no newer than they may be."""
+    async with new() as producer:
+        assert apis(cluster) == ["find_coordinator", "init_producer_id"]
+        async with producer.transaction() as tx:
+            await tx.send("t", b"1")
+            await tx.send_offsets(OFFSETS, "g")
+    of_one = ["produce", "find_coordinator", "txn_offset_commit", "end_txn"]
+    if version == 1:
+        of_one[:2] = ["add_partitions_to_txn", "produce", "add_offsets_to_txn", "find_coordinator"]
+    assert apis(cluster)[2:] == of_one
+    caps = {
+        "produce": (11, 13),
+        "txn_offset_commit": (4, 5),
+        "end_txn": (4, 5),
+        "add_partitions_to_txn": (3, 3),
+    }
+    for request in cluster.requests:
+        if request.api in caps:
+            assert request.version == caps[request.api][version - 1]
+    (request,) = cluster.received("produce")
+    assert request.fields["transactional_id"] == "tx"
+    assert request.batches[0].is_transactional
+
+
+async def test_sequences_and_epochs_of_several_transactions(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-33, TX-42: version 2 has another epoch for each, version 1 only after an error."""
+    async with new() as producer:
+        for failing in (False, False, True, False):
+            if failing:
+                with pytest.raises(TransactionAborted):
+                    async with producer.transaction() as tx:
+                        await tx.send("t", b"1")
+                        await refused_too_large(tx)
+            else:
+                async with producer.transaction() as tx:
+                    await tx.send("t", b"1")
+    sent = [
+        (b.producer_epoch, b.base_sequence) for r in cluster.received("produce") for b in r.batches
+    ]
+    if version == 1:
+        assert sent == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    else:
+        assert sent == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+async def test_partitions_are_added_once_and_together(cluster: EmbeddedCluster, new: New) -> None:
+    """TX-18, KP-34."""
+    cluster.set_feature("transaction.version", 1)
+    async with new() as producer, producer.transaction() as tx:
+        await tx.send_many("t4", [b"%d" % n for n in range(50)])
+        for partition in range(4):
+            await tx.send("t4", b"again", partition=partition)
+    added = [p for r in cluster.received("add_partitions_to_txn") for p in r.partitions]
+    assert len(added) == len(set(added)) == 4
+
+
+async def test_a_producer_id_that_is_used_up_is_replaced(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    """TX-42: the end of a transaction brings another one, whose epoch is 0."""
+    async with new() as producer:
+        await works(cluster, producer)
+        producer_id = cluster.transaction("tx").producer_id
+        cluster.set_producer_epoch("tx", 32766)
+        sequences = producer._sequences
+        assert sequences is not None
+        sequences.producer_epoch = 32766
+        await works(cluster, producer)
+        assert (sequences.producer_id != producer_id, sequences.producer_epoch) == (True, 0)
+        await works(cluster, producer)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+async def test_the_version_follows_the_cluster_at_run_time(
+    cluster: EmbeddedCluster, new: New, before: int, after: int
+) -> None:
+    """TX-42: from the next transaction on, once a new connection has told of it."""
+    cluster.set_feature("transaction.version", before)
+    async with new() as producer:
+        async with producer.transaction() as tx:
+            await tx.send("t", b"1")
+            cluster.set_feature("transaction.version", after)
+            for node in cluster.node_ids:
+                cluster.kill_connections(node)
+            await tx.send("t", b"2")
+        epoch = cluster.transaction("tx").producer_epoch
+        await works(cluster, producer)
+    assert [r.version for r in cluster.received("end_txn")] == [3 + before, 3 + after]
+    used = {r.version for r in cluster.received("produce")}
+    assert used == {11, 13}
+    # Either way nothing late of the one can get into the other.
+    assert epoch == 1
+    assert committed(cluster) == [b"1", b"2"]
+
+
+# -- offsets -----------------------------------------------------------------------------------
+
+
+async def test_offsets_count_only_with_their_transaction(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """KP-26, TX-07."""
+    async with new() as producer:
+        async with producer.transaction() as tx:
+            await tx.send("t", b"1")
+            await tx.send_offsets(OFFSETS, "g")
+            assert cluster.committed_offsets("g") == {}
+        first = cluster.committed_offsets("g")
+        assert {place: known.offset for place, known in first.items()} == OFFSETS
+        with pytest.raises(KeyError):
+            async with producer.transaction() as tx:
+                await tx.send_offsets({("in", 0): 99}, "g")
+                raise KeyError
+        assert cluster.committed_offsets("g") == first
+        # Offsets alone are a transaction, too; and none at all is nothing.
+        async with producer.transaction() as tx:
+            await tx.send_offsets({}, "g")
+            place = TopicPartition("in", 0)
+            await tx.send_offsets({place: OffsetAndMetadata(7, "note", 3)}, "g")
+        assert cluster.committed_offsets("g")["in", 0][:3] == (7, 3, "note")
+
+
+async def test_offsets_of_several_groups_go_to_their_coordinators(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """Spec 9.7: each group has its own coordinator."""
+    cluster.move_coordinator("g1", 1, "group")
+    cluster.move_coordinator("g2", 2, "group")
+    async with new() as producer, producer.transaction() as tx:
+        await asyncio.gather(tx.send_offsets(OFFSETS, "g1"), tx.send_offsets(OFFSETS, "g2"))
+    assert {r.node_id for r in cluster.received("txn_offset_commit")} == {1, 2}
+    for group in ("g1", "g2"):
+        assert len(cluster.committed_offsets(group)) == 2
+
+
+async def test_a_consumer_that_its_group_gave_up_commits_nothing(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-10: its records neither."""
+    cluster.set_group("g", 3, {"me": None})
+    async with new() as producer:
+        for group, code in (
+            (ConsumerGroupMetadata("g", 2, "me"), ErrorCode.ILLEGAL_GENERATION),
+            (ConsumerGroupMetadata("g", 3, "you"), ErrorCode.UNKNOWN_MEMBER_ID),
+        ):
+            with pytest.raises(TransactionAborted) as caught:
+                async with producer.transaction() as tx:
+                    await tx.send("t", b"1")
+                    await tx.send_offsets(OFFSETS, group)
+            assert caught.value.code == code
+        assert committed(cluster) == []
+        async with producer.transaction() as tx:
+            await tx.send_offsets(OFFSETS, ConsumerGroupMetadata("g", 3, "me"))
+        assert len(cluster.committed_offsets("g")) == 2
+
+
+class KafkaOffset(NamedTuple):
+    offset: int
+    metadata: str
+
+
+class Confluent:
+    """confluent-kafka's TopicPartition."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.metadata = None
+        self.leader_epoch = None
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        {TopicPartition("in", 0): 5},
+        {("in", 0): 5},
+        {TopicPartition("in", 0): OffsetAndMetadata(5)},
+        {TopicPartition("in", 0): KafkaOffset(5, "")},
+        [Confluent("in", 0, 5), Confluent("in", 1, -1001)],
+    ],
+)
+def test_offsets_are_taken_as_consumers_give_them(offsets: Any) -> None:
+    assert offset_map(offsets) == {TopicPartition("in", 0): OffsetAndMetadata(5)}
+
+
+class Membership(NamedTuple):
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ("g", ConsumerGroupMetadata("g")),
+        (Membership("g", 4, "me"), ConsumerGroupMetadata("g", 4, "me")),
+        (Membership("g", 4, "me", "i"), ConsumerGroupMetadata("g", 4, "me", "i")),
+        (b"CGMDv2:\xff\xff\xff\xffmy-group\0\0\1", ConsumerGroupMetadata("my-group")),
+        (b"CGMDv2:\xff\xff\xff\xffg\0\0\0inst\0", ConsumerGroupMetadata("g", -1, "", "inst")),
+        (
+            b"CGMDv2:" + (7).to_bytes(4, sys.byteorder) + b"g\0me\0\1",
+            ConsumerGroupMetadata("g", 7, "me"),
+        ),
+    ],
+)
+def test_groups_are_taken_as_consumers_give_them(
+    group: Any, expected: ConsumerGroupMetadata
+) -> None:
+    assert group_metadata(group) == expected
+
+
+@pytest.mark.parametrize(
+    ("offsets", "group", "says"),
+    [
+        (OFFSETS, None, "group is of type NoneType"),
+        (OFFSETS, "", "an empty id"),
+        (OFFSETS, ConsumerGroupMetadata("g", 4), "generation_id=4 and no member_id"),
+        (OFFSETS, Membership("g", "4", "me"), "generation_id='4'"),  # type: ignore[arg-type]
+        (OFFSETS, b"something", "not what consumer_group_metadata"),
+        (OFFSETS, b"CGMDv2:\xff", "not what consumer_group_metadata"),
+        (5, "g", "offsets is of type int"),
+        ("in", "g", "offsets is of type str"),
+        ({"in": 5}, "g", "'in' in offsets is no partition"),
+        ({("in", -1): 5}, "g", "is no partition"),
+        ({("in", 0): "5"}, "g", "is '5': give an int"),
+        ({("in", 0): True}, "g", "is True: give an int"),
+        ({("in", 0): -1}, "g", "cannot be less than 0"),
+    ],
+)
+async def test_bad_offsets_and_groups_are_refused_and_change_nothing(
+    cluster: EmbeddedCluster, new: New, offsets: Any, group: Any, says: str
+) -> None:
+    """KP-26."""
+    async with new() as producer:
+        async with producer.transaction() as tx:
+            with pytest.raises((TypeError, ValueError), match=says):
+                await tx.send_offsets(offsets, group)
+            await tx.send("t", b"1")
+        assert committed(cluster) == [b"1"]
+
+
+# -- another producer --------------------------------------------------------------------------
+
+
+async def fenced_at_a_send(producer: Producer[Any, Any]) -> None:
+    await producer.send("t4", b"late", partition=1)
+
+
+async def fenced_at_offsets(producer: Producer[Any, Any]) -> None:
+    await producer.send_offsets(OFFSETS, "g")
+
+
+async def fenced_at_the_commit(producer: Producer[Any, Any]) -> None:
+    await producer.commit_transaction()
+
+
+async def fenced_at_the_abort(producer: Producer[Any, Any]) -> None:
+    await producer.abort_transaction()
+
+
+@pytest.mark.parametrize(
+    "fenced",
+    [fenced_at_a_send, fenced_at_offsets, fenced_at_the_commit, fenced_at_the_abort],
+)
+async def test_a_producer_is_fenced_by_a_newer_one_with_its_id(
+    cluster: EmbeddedCluster,
+    new: New,
+    version: int,
+    fenced: Callable[[Producer[Any, Any]], Awaitable[None]],
+) -> None:
+    """IT-13, TX-20, TX-21: its open transaction is aborted, and it can do nothing any more."""
+    async with new() as old:
+        await old.begin_transaction()
+        await old.send("t", b"old")
+        async with new() as young:
+            with pytest.raises((ProducerFenced, DeliveryError, TransactionAborted)):
+                await fenced(old)
+            if state(old) is not S.FATAL_ERROR:
+                # Only a coordinator can tell an old epoch from a fenced one.
+                with pytest.raises(ProducerFenced, match="has taken over transactional_id='tx'"):
+                    await old.abort_transaction()
+            for call in (
+                old.begin_transaction,
+                old.abort_transaction,
+                lambda: old.send("t", b"late"),
+            ):
+                with pytest.raises(ProducerFenced):
+                    await call()
+            assert "has taken over" in str(old.health.problem)
+            async with young.transaction() as tx:
+                await tx.send("t", b"young")
+    assert committed(cluster) == [b"young"]
+
+
+async def test_a_block_of_a_fenced_producer_says_what_went_wrong_and_that_it_is_fenced(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new() as old, new():
+        with pytest.raises(KeyError) as caught:
+            async with old.transaction() as tx:
+                await asyncio.gather(tx.send("t", b"late"), return_exceptions=True)
+                raise KeyError
+    assert "aborting the transaction failed: another producer" in caught.value.__notes__[0]
+
+
+async def test_a_transaction_that_is_open_for_too_long_is_given_up_by_the_broker(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """Spec 9.10: never committed."""
+    async with new(transaction_timeout_ms=5_000) as producer:
+        with pytest.raises(KafkaError, match="transaction_timeout_ms=5000"):
+            async with producer.transaction() as tx:
+                await tx.send("t", b"1")
+                await asyncio.sleep(10)
+        assert state(producer) is S.FATAL_ERROR
+    assert committed(cluster) == []
+
+
+# -- coordinators ------------------------------------------------------------------------------
+
+COORDINATED = ["init_producer_id", "add_partitions_to_txn", "add_offsets_to_txn", "end_txn"]
+
+
+@pytest.mark.parametrize("api", [*COORDINATED, "txn_offset_commit", "find_coordinator"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        {"error": "COORDINATOR_LOAD_IN_PROGRESS", "times": 3},
+        {"error": "NOT_COORDINATOR"},
+        {"error": "COORDINATOR_NOT_AVAILABLE", "times": 2},
+        {"error": "CONCURRENT_TRANSACTIONS", "times": 3},
+        {"drop": "before"},
+        {"drop": "after"},
+        {"no_answer": True},
+        {"throttle_ms": 3_000},
+    ],
+    ids=lambda trouble: "-".join(map(str, trouble.values())),
+)
+async def test_trouble_with_a_coordinator_passes(
+    cluster: EmbeddedCluster, new: New, version: int, api: str, trouble: dict[str, Any]
+) -> None:
+    """TX-11, TX-19, TX-25, TX-47, KP-23: and everything is done exactly once."""
+    fault = cluster.inject(api, **trouble)
+    async with new(request_timeout_ms=5_000) as producer:
+        for number in range(2):
+            async with producer.transaction() as tx:
+                await tx.send("t", b"%d" % number)
+                await tx.send_offsets({("in", 0): number}, "g")
+    assert committed(cluster) == [b"0", b"1"]
+    assert cluster.committed_offsets("g")["in", 0].offset == 1
+    added = api in ("add_partitions_to_txn", "add_offsets_to_txn")
+    assert fault.hits == (0 if added and version == 2 else trouble.get("times", 1))
+
+
+async def test_a_coordinator_that_moves_is_followed(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-11."""
+    async with new() as producer:
+        for node in (1, 2, 1):
+            cluster.move_coordinator("tx", node, load_ms=500)
+            cluster.move_coordinator("g", 3 - node, "group", load_ms=500)
+            async with producer.transaction() as tx:
+                await tx.send("t", b"1")
+                await tx.send_offsets(OFFSETS, "g")
+    assert len(committed(cluster)) == 3
+
+
+@pytest.mark.parametrize("phase", ["begin", "end"])
+async def test_a_coordinator_that_dies_is_replaced(
+    cluster: EmbeddedCluster, new: New, version: int, phase: str
+) -> None:
+    """IT-14, TX-11: without waiting for it to come back."""
+    cluster.create_topic("safe", partitions=1)
+    async with new() as producer:
+        await works(cluster, producer)
+        began = now()
+        async with producer.transaction() as tx:
+            if phase == "end":
+                await tx.send("safe", b"1")
+            coordinator = cluster.coordinator("tx")
+            await cluster.stop_broker(coordinator)
+            cluster.move_coordinator("tx", 3 - coordinator)
+            await tx.send("safe", b"2")
+        assert now() < began + 10
+        assert committed(cluster, "safe")[-1] == b"2"
+        await cluster.start_broker(coordinator)
+
+
+async def test_a_denied_transactional_id_fails_the_start_which_can_be_tried_again(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    """TX-12, KP-24."""
+    for api, code in (
+        ("init_producer_id", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"),
+        ("init_producer_id", "CLUSTER_AUTHORIZATION_FAILED"),
+        ("find_coordinator", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"),
+    ):
+        producer = new()
+        cluster.inject(api, error=code)
+        with pytest.raises(AuthorizationError, match=code):
+            await producer.start()
+        assert not left_running()
+        await producer.start()
+        await works(cluster, producer)
+        await producer.close()
+
+
+async def test_topics_that_are_denied_are_named(cluster: EmbeddedCluster, new: New) -> None:
+    """TX-14."""
+    cluster.set_feature("transaction.version", 1)
+    cluster.inject("add_partitions_to_txn", error="TOPIC_AUTHORIZATION_FAILED")
+    async with new() as producer:
+        with pytest.raises(TransactionAborted, match="not authorized for t") as caught:
+            async with producer.transaction() as tx:
+                await tx.enqueue("t", b"1")
+        assert isinstance(caught.value.__cause__, AuthorizationError)
+        await works(cluster, producer)
+
+
+async def test_an_old_broker_without_epoch_bumps_goes_on_with_its_sequences(
+    new_producer: New, network: Any
+) -> None:
+    """TX-33: before Kafka 2.5."""
+    async with EmbeddedCluster(
+        topics={"t": 1, "t4": 4},
+        network=network,
+        finalized_features={},
+        request_versions={22: (0, 2), 0: (3, 8), 26: (0, 1), 28: (0, 2), 24: (0, 1), 25: (0, 1)},
+    ) as old:
+        producer = new_producer(
+            transactional_id="tx", bootstrap_servers=old.bootstrap_servers, connector=old.connector
+        )
+        async with producer:
+            await works(old, producer)
+            with pytest.raises(TransactionAborted):
+                async with producer.transaction() as tx:
+                    await tx.send("t", b"1")
+                    old.inject("produce", error="INVALID_RECORD")
+                    with pytest.raises(DeliveryError):
+                        await tx.send("t", b"2")
+            async with producer.transaction() as tx:
+                await tx.send("t", b"3")
+            sent = [
+                b.base_sequence
+                for r in old.received("produce")
+                for b in r.batches
+                if b.topic == "t"
+            ]
+            assert sent == [0, 1, 1]
+            assert committed(old) == [b"3"]
+            # What nobody knows ends it.
+            old.inject("produce", drop="after", times=None)
+            with pytest.raises(KafkaError) as caught:
+                async with producer.transaction() as tx:
+                    task = asyncio.ensure_future(tx.enqueue("t", b"4"))
+                    await asyncio.sleep(130)
+                    await task
+            assert isinstance(caught.value, TransactionAborted)
+            with pytest.raises(TransactionAborted, match="too old to begin anew"):
+                await producer.begin_transaction()
+            old.clear_faults()
+
+
+# -- answers to records ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "CONCURRENT_TRANSACTIONS",
+        "NOT_LEADER_OR_FOLLOWER",
+        "COORDINATOR_NOT_AVAILABLE",
+        "NOT_ENOUGH_REPLICAS",
+    ],
+)
+async def test_what_may_pass_is_repeated(
+    cluster: EmbeddedCluster, new: New, version: int, code: str
+) -> None:
+    """KP-30: the broker may be busy with the markers of the last transaction."""
+    async with new() as producer:
+        cluster.inject("produce", error=code, times=2)
+        async with producer.transaction() as tx:
+            await tx.enqueue("t", b"1")
+        assert committed(cluster) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "INVALID_PRODUCER_EPOCH",
+        "INVALID_TXN_STATE",
+        "TRANSACTION_ABORTABLE",
+        "OUT_OF_ORDER_SEQUENCE_NUMBER",
+    ],
+)
+async def test_what_cannot_pass_within_the_transaction_can_be_aborted(
+    cluster: EmbeddedCluster, new: New, version: int, code: str
+) -> None:
+    """TX-21, TX-39, TX-41."""
+    async with new() as producer:
+        cluster.inject("produce", error=code)
+        with pytest.raises(TransactionAborted, match=code):
+            async with producer.transaction() as tx:
+                await tx.enqueue("t", b"1")
+        await works(cluster, producer)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("PRODUCER_FENCED", ProducerFenced),
+        ("INVALID_PRODUCER_ID_MAPPING", BrokerError),
+        ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", BrokerError),
+    ],
+)
+async def test_what_cannot_pass_at_all_ends_the_producer(
+    cluster: EmbeddedCluster, new: New, version: int, code: str, kind: type[KafkaError]
+) -> None:
+    """TX-20, TX-41, SI-20."""
+    async with new() as producer:
+        cluster.inject("produce", error=code)
+        with pytest.raises(kind):
+            async with producer.transaction() as tx:
+                await tx.enqueue("t", b"1")
+        assert state(producer) is S.FATAL_ERROR
+        with pytest.raises(kind):
+            await producer.begin_transaction()
+
+
+async def test_records_that_expire_can_only_be_aborted(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-29: what was on its way is waited for."""
+    timeouts = {"request_timeout_ms": 2_000, "delivery_timeout_ms": 3_000, "linger_ms": 0}
+    async with new(**timeouts) as producer:
+        fault = cluster.inject("produce", no_answer=True, times=None)
+        with pytest.raises(TransactionAborted) as caught:
+            async with producer.transaction() as tx:
+                delivery = await tx.enqueue("t", b"1")
+        error = delivery.exception()
+        assert isinstance(error, DeliveryTimeout)
+        assert isinstance(caught.value.__cause__, DeliveryTimeout)
+        assert fault.hits >= 1
+        cluster.clear_faults()
+        await works(cluster, producer)
+        assert committed(cluster) == []
+
+
+async def test_the_end_waits_for_what_was_given_up_on_its_way(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-23: nothing of a transaction may reach a broker after its end."""
+    timeouts = {"request_timeout_ms": 2_000, "delivery_timeout_ms": 2_000, "linger_ms": 0}
+    async with new(**timeouts) as producer:
+        held = cluster.inject("produce", hold=True, topic="t")
+        task = asyncio.ensure_future(commit_one(producer))
+        await held.reached()
+        with pytest.raises(KeyError):
+            async with Aborting(producer, task):
+                raise KeyError
+        ended = [r for r in cluster.requests if r.api == "end_txn"]
+        (produced,) = cluster.received("produce")
+        assert ended
+        assert ended[0].received_at >= produced.received_at + 1.9
+        held.release()
+        await works(cluster, producer)
+
+
+async def commit_one(producer: Producer[Any, Any]) -> None:
+    await producer.begin_transaction()
+    await producer.enqueue("t", b"1")
+
+
+class Aborting:
+    """Aborts when the block is left."""
+
+    def __init__(self, producer: Producer[Any, Any], task: asyncio.Future[None]) -> None:
+        self.producer = producer
+        self.task = task
+
+    async def __aenter__(self) -> None:
+        await self.task
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.producer.abort_transaction()
+
+
+# -- records that wait -------------------------------------------------------------------------
+
+
+async def test_a_commit_takes_along_who_waits_for_room(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """Spec 9.6: they were sent before the commit was called."""
+    async with new(buffer_memory=20_000, batch_size=10_000, **LAZY) as producer:
+        await producer.warm_up("t")
+        held = cluster.inject("produce", hold=True)
+        await producer.begin_transaction()
+        sends = [asyncio.create_task(producer.send("t", b"x" * 9_000)) for _ in range(6)]
+        await turns()
+        assert producer._pool.waiting
+        committing = asyncio.create_task(producer.commit_transaction())
+        await held.reached()
+        held.release()
+        await committing
+        assert len(committed(cluster)) == 6
+        await asyncio.gather(*sends)
+
+
+@pytest.mark.parametrize("waits_for", ["memory", "metadata"])
+async def test_an_abort_refuses_who_waits(
+    cluster: EmbeddedCluster, new: New, version: int, waits_for: str
+) -> None:
+    """Spec 9.6: and none of them gets into a later transaction."""
+    async with new(buffer_memory=20_000, batch_size=10_000, **LAZY) as producer:
+        await producer.warm_up("t")
+        held = cluster.inject("produce", hold=True)
+        await producer.begin_transaction()
+        topic = "t" if waits_for == "memory" else "t4"
+        first = [asyncio.create_task(producer.enqueue("t", b"x" * 9_000)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        cluster.inject("metadata", hold=True, times=None)
+        waiting = [
+            asyncio.create_task(producer.send(topic, b"y" * 9_000, partition=0)) for _ in range(3)
+        ]
+        await turns()
+        assert producer.health.waiting_senders
+        aborting = asyncio.create_task(producer.abort_transaction())
+        await asyncio.sleep(1)
+        for task in waiting:
+            with pytest.raises((TransactionAborted, AbortedError), match="transaction was aborted"):
+                await task
+        held.release()
+        await aborting
+        await asyncio.gather(*first, return_exceptions=True)
+        cluster.clear_faults()
+        await works(cluster, producer)
+        assert committed(cluster) == []
+
+
+async def test_a_failure_refuses_who_waits(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new(buffer_memory=20_000, batch_size=10_000, **LAZY) as producer:
+        await producer.warm_up("t")
+        await producer.begin_transaction()
+        cluster.inject("produce", error="INVALID_RECORD")
+        sends = [asyncio.create_task(producer.send("t", b"x" * 9_000)) for _ in range(8)]
+        outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        assert all(isinstance(each, KafkaError) for each in outcomes[:1])
+        assert any(isinstance(each, TransactionAborted) for each in outcomes)
+        await producer.abort_transaction()
+        await works(cluster, producer)
+        assert committed(cluster) == []
+
+
+async def test_a_commit_ends_when_the_last_who_waits_is_cancelled(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new(max_block_ms=600_000) as producer:
+        await producer.begin_transaction()
+        waiting = asyncio.create_task(producer.send("missing", b"1"))
+        await asyncio.sleep(1)
+        committing = asyncio.create_task(producer.commit_transaction())
+        await asyncio.sleep(1)
+        assert not committing.done()
+        waiting.cancel()
+        began = now()
+        await committing
+        assert now() < began + 1
+
+
+async def test_a_record_that_waited_in_vain_fails_the_commit_that_waits_for_it(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new(max_block_ms=5_000) as producer:
+        await producer.begin_transaction()
+        waiting = asyncio.create_task(producer.send("missing", b"1"))
+        await asyncio.sleep(1)
+        with pytest.raises(TransactionAborted, match="missing"):
+            await producer.commit_transaction()
+        with pytest.raises(MetadataTimeout):
+            await waiting
+        await producer.abort_transaction()
+        await works(cluster, producer)
+
+
+@pytest.mark.parametrize("later", ["commit", "another"])
+async def test_a_record_whose_serializer_is_too_slow_gets_into_no_other_transaction(
+    cluster: EmbeddedCluster, new: New, later: str
+) -> None:
+    async def slow(value: bytes) -> bytes:
+        if value == b"slow":
+            await asyncio.sleep(5)
+        return value
+
+    async with new(value_serializer=slow) as producer:
+        await producer.begin_transaction()
+        waiting = asyncio.create_task(producer.send("t", b"slow"))
+        await asyncio.sleep(1)
+        await producer.commit_transaction()
+        if later == "another":
+            await producer.begin_transaction()
+        with pytest.raises(IllegalStateError):
+            await waiting
+        if later == "another":
+            # Nobody can tell which of the two its sender had in mind.
+            with pytest.raises(TransactionAborted):
+                await producer.commit_transaction()
+            await producer.abort_transaction()
+        await works(cluster, producer)
+        assert stored(cluster) == []
+
+
+# -- timeouts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["commit", "abort"])
+async def test_a_call_that_timed_out_goes_on_and_can_be_made_again(
+    cluster: EmbeddedCluster, new: New, version: int, name: str
+) -> None:
+    """TX-17, IT-13."""
+    async with new(max_block_ms=1_000) as producer:
+        call = producer.commit_transaction if name == "commit" else producer.abort_transaction
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        held = cluster.inject("end_txn", hold=True)
+        began = now()
+        for _ in range(2):
+            with pytest.raises(TransactionTimeout, match=rf"1 s \(max_block_ms\); .*{name}_tr"):
+                await call()
+        assert now() == pytest.approx(began + 2)
+        for other in (
+            producer.begin_transaction,
+            producer.abort_transaction if name == "commit" else producer.commit_transaction,
+            lambda: producer.send("t", b"2"),
+            lambda: producer.send_offsets(OFFSETS, "g"),
+        ):
+            with pytest.raises(IllegalStateError, match=f"call {name}_transaction"):
+                await other()
+        held.release()
+        await asyncio.sleep(1)
+        with pytest.raises(IllegalStateError, match=f"call {name}_transaction"):
+            await producer.begin_transaction()
+        await call()
+        assert committed(cluster) == ([b"1"] if name == "commit" else [])
+        await works(cluster, producer)
+
+
+async def test_offsets_that_timed_out_go_on_and_a_commit_waits_for_them(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-17, IT-13."""
+    async with new(max_block_ms=1_000) as producer:
+        await producer.begin_transaction()
+        held = cluster.inject("txn_offset_commit", hold=True)
+        for _ in range(2):
+            with pytest.raises(TransactionTimeout, match="send_offsets"):
+                await producer.send_offsets(OFFSETS, "g")
+        with pytest.raises(TransactionTimeout):
+            await producer.commit_transaction()
+        assert cluster.received("end_txn") == []
+        held.release()
+        await producer.commit_transaction()
+        assert len(cluster.received("txn_offset_commit")) == 1
+        assert len(cluster.committed_offsets("g")) == 2
+
+
+async def test_offsets_that_timed_out_can_be_aborted(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new(max_block_ms=1_000) as producer:
+        cluster.inject("txn_offset_commit", error="COORDINATOR_LOAD_IN_PROGRESS", times=None)
+        with pytest.raises(TransactionTimeout, match="COORDINATOR_LOAD_IN_PROGRESS"):
+            async with producer.transaction() as tx:
+                await tx.send_offsets(OFFSETS, "g")
+        cluster.clear_faults()
+        await works(cluster, producer)
+        assert cluster.committed_offsets("g") == {}
+
+
+async def test_a_start_that_timed_out_can_be_tried_again(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """KP-22: nothing is left of the first try."""
+    producer = new(max_block_ms=1_000)
+    cluster.inject("init_producer_id", error="COORDINATOR_LOAD_IN_PROGRESS", times=None)
+    for _ in range(2):
+        with pytest.raises(TransactionTimeout, match="COORDINATOR_LOAD_IN_PROGRESS"):
+            await producer.start()
+        assert not left_running()
+    cluster.clear_faults()
+    await producer.start()
+    await works(cluster, producer)
+
+
+# -- cancellation ------------------------------------------------------------------------------
+
+
+async def cancelled(call: Awaitable[Any], cluster: EmbeddedCluster, api: str) -> None:
+    """Cancel a call while this request of it is under way."""
+    held = cluster.inject(api, hold=True)
+    task = asyncio.ensure_future(call)
+    await held.reached()
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    held.release()
+
+
+@pytest.mark.parametrize("api", ["find_coordinator", "init_producer_id"])
+async def test_a_start_that_is_cancelled_can_be_tried_again(
+    cluster: EmbeddedCluster, new: New, version: int, api: str
+) -> None:
+    producer = new()
+    await cancelled(producer.start(), cluster, api)
+    assert not left_running()
+    await producer.start()
+    await works(cluster, producer)
+
+
+@pytest.mark.parametrize("name", ["commit", "abort"])
+async def test_an_end_that_is_cancelled_goes_on(
+    cluster: EmbeddedCluster, new: New, version: int, name: str
+) -> None:
+    async with new() as producer:
+        call = producer.commit_transaction if name == "commit" else producer.abort_transaction
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        await cancelled(call(), cluster, "end_txn")
+        with pytest.raises(IllegalStateError, match=f"call {name}_transaction"):
+            await producer.begin_transaction()
+        await call()
+        assert committed(cluster) == ([b"1"] if name == "commit" else [])
+        await works(cluster, producer)
+
+
+async def test_a_commit_that_is_cancelled_before_its_records_are_stored_goes_on(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new() as producer:
+        await producer.begin_transaction()
+        await producer.enqueue("t", b"1")
+        await cancelled(producer.commit_transaction(), cluster, "produce")
+        await producer.commit_transaction()
+        assert committed(cluster) == [b"1"]
+        await works(cluster, producer)
+
+
+async def in_a_block(producer: Producer[Any, Any], then: Callable[[], Awaitable[object]]) -> None:
+    async with producer.transaction():
+        await then()
+
+
+@pytest.mark.parametrize("api", ["produce", "txn_offset_commit"])
+async def test_a_block_that_is_cancelled_is_aborted(
+    cluster: EmbeddedCluster, new: New, version: int, api: str
+) -> None:
+    async with new() as producer:
+
+        async def send() -> None:
+            await producer.send("t", b"1")
+            await producer.send_offsets(OFFSETS, "g")
+
+        held = cluster.inject(api, hold=True)
+        task = asyncio.ensure_future(in_a_block(producer, send))
+        await held.reached()
+        task.cancel()
+        await asyncio.sleep(0.1)
+        held.release()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert state(producer) is S.READY
+        assert committed(cluster) == []
+        await works(cluster, producer)
+
+
+async def test_a_block_that_is_cancelled_at_its_end_is_committed_all_the_same(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """What is true cannot be known then: the commit is called again to hear of it."""
+    async with new() as producer:
+        await cancelled(in_a_block(producer, lambda: producer.send("t", b"1")), cluster, "end_txn")
+        with pytest.raises(IllegalStateError, match="call commit_transaction"):
+            async with producer.transaction():
+                raise AssertionError
+        await producer.commit_transaction()
+        assert committed(cluster) == [b"1"]
+        await works(cluster, producer)
+
+
+async def test_a_block_that_is_cancelled_twice_ends_at_once(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """The abort goes on, and can be waited for."""
+    async with new() as producer:
+        held = cluster.inject("end_txn", hold=True)
+
+        async def send_and_sleep() -> None:
+            await producer.send("t", b"1")
+            await asyncio.sleep(3600)
+
+        task = asyncio.ensure_future(in_a_block(producer, send_and_sleep))
+        await asyncio.sleep(1)
+        task.cancel()
+        await held.reached()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        held.release()
+        await producer.abort_transaction()
+        await works(cluster, producer)
+        assert committed(cluster) == []
+
+
+# -- close -------------------------------------------------------------------------------------
+
+
+async def test_close_aborts_an_open_transaction(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-45, spec 9.11."""
+    producer = new(**LAZY)
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.enqueue("t", b"1")
+    await producer.flush()
+    dropped = await producer.enqueue("t", b"2")
+    began = now()
+    report = await producer.close()
+    assert now() < began + 1
+    assert (report.acknowledged, report.failed) == (1, 1)
+    assert isinstance(dropped.exception(), AbortedError)
+    assert cluster.transaction("tx").state.value == "CompleteAbort"
+    assert committed(cluster) == []
+
+
+async def test_close_waits_for_a_commit(cluster: EmbeddedCluster, new: New, version: int) -> None:
+    """TX-45."""
+    producer = new()
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.enqueue("t", b"1")
+    held = cluster.inject("end_txn", hold=True)
+    committing = asyncio.create_task(producer.commit_transaction())
+    await held.reached()
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(1)
+    assert not closing.done()
+    held.release()
+    await closing
+    await committing
+    assert committed(cluster) == [b"1"]
+
+
+async def test_close_in_no_time_ends_no_transaction(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-45: the broker aborts it after its timeout. Who waits for a commit learns it."""
+    producer = new()
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.send("t", b"1")
+    await producer.close(0)
+    assert cluster.received("end_txn") == []
+    producer = new(transactional_id="other")
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.send("t4", b"1")
+    held = cluster.inject("end_txn", hold=True)
+    committing = asyncio.create_task(producer.commit_transaction())
+    await held.reached()
+    await producer.close(0)
+    with pytest.raises(ProducerClosed, match="before the end of the transaction was known"):
+        await committing
+
+
+async def test_close_gives_up_an_abort_when_its_time_is_over(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    producer = new()
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.send("t", b"1")
+    cluster.inject("end_txn", hold=True, times=None)
+    began = now()
+    await producer.close(2)
+    assert now() == pytest.approx(began + 2, abs=0.5)
+
+
+@pytest.mark.parametrize("how", ["failed", "fenced", "timed out"])
+async def test_close_in_any_state(
+    cluster: EmbeddedCluster, new: New, version: int, how: str
+) -> None:
+    """TX-45: an error does not keep it from closing."""
+    producer = new(max_block_ms=1_000)
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.send("t", b"1")
+    if how == "failed":
+        await refused_too_large(producer)
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+    elif how == "fenced":
+        async with new():
+            with pytest.raises(ProducerFenced):
+                await producer.commit_transaction()
+    else:
+        cluster.inject("end_txn", error="COORDINATOR_LOAD_IN_PROGRESS", times=12)
+        with pytest.raises(TransactionTimeout):
+            await producer.commit_transaction()
+    await producer.close()
+    assert committed(cluster) == ([b"1"] if how == "timed out" else [])
+
+
+# -- everything else ---------------------------------------------------------------------------
+
+
+async def test_time_spent_in_calls_is_counted_where_they_succeed(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    """Spec 9.2, 10.8."""
+    names = ("init", "begin", "send_offsets", "commit", "abort")
+    async with new(max_block_ms=1_000) as producer:
+
+        def spent() -> dict[str, float]:
+            metrics = producer.metrics()
+            return {name: metrics[f"txn_{name}_time_ns_total"] for name in names}
+
+        assert spent()["init"] > 1_000_000
+        assert spent()["commit"] == 0
+        async with producer.transaction() as tx:
+            await tx.send("t", b"1")
+            await tx.send_offsets(OFFSETS, "g")
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        await producer.abort_transaction()
+        before = spent()
+        assert all(before[name] > 1_000_000 for name in names if name != "begin")
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        held = cluster.inject("end_txn", hold=True)
+        with pytest.raises(TransactionTimeout):
+            await producer.commit_transaction()
+        assert spent()["commit"] == before["commit"]
+        held.release()
+        await producer.commit_transaction()
+
+
+async def test_transactions_from_another_thread(cluster: EmbeddedCluster, new: New) -> None:
+    async with new() as producer:
+        portal = producer.portal()
+
+        def work() -> None:
+            portal.begin_transaction().result(10)
+            portal.send("t", b"1").result(10)
+            portal.send_offsets(OFFSETS, "g").result(10)
+            portal.commit_transaction().result(10)
+            portal.begin_transaction().result(10)
+            portal.send("t", b"2").result(10)
+            portal.abort_transaction().result(10)
+
+        await asyncio.to_thread(work)
+    assert committed(cluster) == [b"1"]
+    assert len(cluster.committed_offsets("g")) == 2
+
+
+async def test_a_producer_with_a_transactional_id_has_it_in_its_name(new: New) -> None:
+    async with new() as producer:
+        assert producer.client_id == "producer-tx"
+
+
+async def test_a_transaction_timeout_that_brokers_refuse_fails_the_start(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    with pytest.raises(BrokerError, match=r"transaction_timeout_ms=0 must be more than 0"):
+        await new(transaction_timeout_ms=0).start()
