@@ -69,6 +69,7 @@ __all__ = [
     "START",
     "TRANSITIONS",
     "Kind",
+    "MarkerPause",
     "Offsets",
     "Operation",
     "TransactionManager",
@@ -84,8 +85,9 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Key = tuple[int, str]
 
 #: The first AddPartitionsToTxn of a transaction often comes while the markers of the one before
-#: are still being written: that takes milliseconds, not a retry_backoff_ms.
-_MARKERS_SECONDS = 0.02
+#: are still being written: that takes milliseconds, not a retry_backoff_ms. So it is repeated soon,
+#: then after twice as long, up to this (which is Java's only pause).
+_FIRST_MARKERS_SECONDS, _MARKERS_SECONDS = 0.001, 0.02
 
 
 class TransactionState(Enum):
@@ -239,6 +241,48 @@ def _place(partition: PartitionSequences) -> TopicPartition:
     return TopicPartition(partition.owner.topic.name, partition.owner.partition)
 
 
+class MarkerPause:
+    """For how long after the end of a transaction its markers are still being written.
+
+    So long a broker keeps the first batch of the next one waiting, but it looks again only after
+    20 ms (version 2; add.partitions.to.txn.retry.backoff.ms). A moment of patience here, in which
+    batches grow, spares that. How long a moment is learned: longer when a broker had to wait, a
+    little shorter when it had not.
+    """
+
+    #: Bounds in seconds: the first guess, and what is not worth more.
+    LEAST, MOST = 0.001, 0.02
+    #: An answer that took so much longer than that to EndTxn has waited.
+    _WAITED = 0.015
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._ended_at = -inf
+        self._latency = 0.0
+        self._learns = False
+
+    def ended(self, asked_at: float, now: float) -> None:
+        """A transaction has ended; the request was made at `asked_at`."""
+        self._ended_at = now
+        self._latency = now - asked_at
+
+    def begun(self, now: float) -> float:
+        """A transaction begins. Returns the time until which it is better to wait."""
+        # Later than that, what a broker waits for are no markers.
+        self._learns = now < self._ended_at + self.MOST
+        return self._ended_at + self.seconds
+
+    def answered(self, latency: float, *, refused: bool) -> None:
+        """Produce was answered: the first time in a transaction something is learned."""
+        if not self._learns:
+            return
+        self._learns = False
+        if refused or latency > self._latency + self._WAITED:
+            self.seconds = min(max(self.seconds * 1.5, self.LEAST), self.MOST)
+        else:
+            self.seconds *= 0.99
+
+
 class TransactionManager:
     """The transactions of one producer, one after the other.
 
@@ -287,6 +331,9 @@ class TransactionManager:
         self._partitions: dict[PartitionSequences, None] = {}
         self._new: dict[PartitionSequences, None] = {}
         self._pending: set[PartitionSequences] = set()
+        #: Whether partitions that come now join a moment later, and which do.
+        self.holds = False
+        self._held: dict[PartitionSequences, None] = {}
 
     # -- states ----------------------------------------------------------------------------
 
@@ -426,6 +473,9 @@ class TransactionManager:
             return True
         if self.state is not _S.IN_TRANSACTION and self.state is not _S.COMMITTING:
             return False
+        if self.holds:
+            self._held[partition] = None
+            return False
         if self.version_two:
             self._partitions[partition] = None
             self._started = True
@@ -433,6 +483,12 @@ class TransactionManager:
         if partition not in self._pending:
             self._new[partition] = None
         return False
+
+    def release(self) -> Iterable[PartitionSequences]:
+        """The moment is over. Returns the partitions that may join now."""
+        self.holds = False
+        held, self._held = self._held, {}
+        return held
 
     # -- errors ----------------------------------------------------------------------------
 
@@ -659,7 +715,9 @@ class TransactionManager:
 
     def _most_patience(self, request: TxnRequest, code: int) -> float:
         first = request.kind is Kind.ADD_PARTITIONS and not self._partitions
-        return _MARKERS_SECONDS if first and code == ErrorCode.CONCURRENT_TRANSACTIONS else inf
+        if not first or code != ErrorCode.CONCURRENT_TRANSACTIONS:
+            return inf
+        return min(_FIRST_MARKERS_SECONDS * 2.0 ** min(request.attempts, 10), _MARKERS_SECONDS)
 
     def _error(self, request: TxnRequest, code: int, message: str | None = None) -> KafkaError:
         name = request.kind.value[1]
@@ -813,7 +871,8 @@ class TransactionManager:
         upgrade = version_two and not self.version_two
         bump = self._needs_bump or upgrade or self.sequences.damaged
         self.version_two = version_two
-        self._needs_bump = self._asked = self._started = False
+        self._needs_bump = self._asked = self._started = self.holds = False
+        self._held.clear()
         self._partitions.clear()
         self._new.clear()
         self._pending.clear()

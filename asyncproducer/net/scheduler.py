@@ -334,6 +334,12 @@ class Scheduler:
                 self._metrics.request_done(node_id, now - sent_at)
                 self._metrics.throttled(response.throttle_ms)
                 connection.throttle(response.throttle_ms, now)
+                if self._transactions is not None:
+                    concurrent = any(
+                        part.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+                        for part in response.partitions
+                    )
+                    self._transactions.produced(now - sent_at, refused=concurrent)
                 self._response(response, batches, by_place, now)
         self._accumulator.give_back()
         self.try_step(now)

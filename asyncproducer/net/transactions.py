@@ -24,6 +24,8 @@ from asyncproducer.core.transactions import (
     SEND,
     SEND_OFFSETS,
     START,
+    Kind,
+    MarkerPause,
     Offsets,
     Operation,
     TransactionManager,
@@ -95,6 +97,7 @@ class Transactions:
         self._max_block = config.max_block_ms / 1000
         self._request_timeout = config.request_timeout_ms / 1000
         self._changes = Changes(loop)
+        self._pause = MarkerPause()
         #: The state whose consequences are drawn.
         self._state = self._manager.state
         self._accumulator: Accumulator
@@ -152,8 +155,23 @@ class Transactions:
         self._scheduler.produce_cap = (
             None if self._manager.version_two else _PRODUCE_ADDS_PARTITIONS - 1
         )
+        hold_until = self._pause.begun(began)
+        if self._manager.version_two and hold_until > began:
+            self._manager.holds = True
+            self._loop.call_at(hold_until, self._release)
         self._follow(began)
         self._metrics.transaction_called("begin", self._loop.time() - began)
+
+    def _release(self) -> None:
+        """The markers of the last transaction should be written now."""
+        now = self._loop.time()
+        self._accumulator.touch_partitions(self._manager.release(), now)
+        self._scheduler.try_step(now)
+        self._scheduler.wake()
+
+    def produced(self, latency: float, *, refused: bool) -> None:
+        """Produce was answered; `refused`: because of the last transaction's markers."""
+        self._pause.answered(latency, refused=refused)
 
     async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
         """Commit a group's offsets with the transaction."""
@@ -301,6 +319,7 @@ class Transactions:
     async def _perform(self, request: TxnRequest) -> None:
         manager, loop = self._manager, self._loop
         joined: Iterable[PartitionSequences] = ()
+        asked_at = loop.time()
         try:
             if request.wire is None:
                 raise IllegalStateError(f"{request} has nothing to send")
@@ -312,6 +331,8 @@ class Transactions:
             )
             self._look_at(request.node)
             joined = manager.answered(request, response, loop.time())
+            if request.kind is Kind.END:
+                self._pause.ended(asked_at, loop.time())
         except IllegalStateError as error:
             # A bug of ours: nothing can be trusted any more (Java does the same, KAFKA-14831).
             logger.exception("a transaction has lost its way")

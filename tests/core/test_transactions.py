@@ -23,6 +23,7 @@ from asyncproducer.core.transactions import (
     START,
     TRANSITIONS,
     Kind,
+    MarkerPause,
     Operation,
     TransactionManager,
     TransactionState,
@@ -726,7 +727,7 @@ def test_what_may_pass_is_repeated_after_its_backoff(kind: Kind, code: ErrorCode
     assert operation is None or not operation.done
     assert world.next() is None
     assert world.ask(kind) is request
-    assert 0.02 <= world.now - began <= 0.1
+    assert 0.001 <= world.now - began <= 0.1
     assert request.attempts == 1
     world.answer(request)
     world.run()
@@ -735,16 +736,18 @@ def test_what_may_pass_is_repeated_after_its_backoff(kind: Kind, code: ErrorCode
 
 
 def test_the_first_partitions_wait_only_a_moment_for_the_markers_of_the_last_transaction() -> None:
-    """TX-06: 20 ms, and retry_backoff_ms for everything else."""
+    """TX-06: up to 20 ms, soon at first, and retry_backoff_ms for everything else."""
     world, request, _ = reaches(Kind.ADD_PARTITIONS)
     world.answer(request, E.COORDINATOR_LOAD_IN_PROGRESS)
     assert world.next() is None
     assert world.manager.wake_at == pytest.approx(world.now + 0.1)
     world, request, _ = reaches(Kind.ADD_PARTITIONS)
-    world.answer(request, E.CONCURRENT_TRANSACTIONS)
-    assert world.next() is None
-    assert world.manager.wake_at == pytest.approx(world.now + 0.02)
-    world.answer(world.ask(Kind.ADD_PARTITIONS))
+    for pause in (0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02):
+        world.answer(request, E.CONCURRENT_TRANSACTIONS)
+        assert world.next() is None
+        assert world.manager.wake_at == pytest.approx(world.now + pause)
+        request = world.ask(Kind.ADD_PARTITIONS)
+    world.answer(request)
     world.manager.sequences.may_drain(partition("t", 1), batch())
     world.answer(world.ask(Kind.ADD_PARTITIONS), E.CONCURRENT_TRANSACTIONS)
     assert world.next() is None
@@ -1047,6 +1050,68 @@ def test_a_committed_transaction_stays_so_where_there_is_no_next_epoch() -> None
     world.answer(world.ask(Kind.BUMP_EPOCH), E.UNKNOWN_SERVER_ERROR)
     with pytest.raises(KafkaError, match="the transaction was committed, but"):
         world.ended(operation)
+
+
+# -- the markers of the last transaction ----------------------------------------------------
+
+
+def test_nothing_is_waited_for_until_a_broker_had_to_wait() -> None:
+    pause = MarkerPause()
+    assert pause.begun(1.0) <= 1.0
+    for _ in range(3):
+        pause.ended(1.0, 1.005)
+        assert pause.begun(1.006) == 1.005
+        pause.answered(0.019, refused=False)
+    assert pause.seconds == 0
+
+
+@pytest.mark.parametrize(("latency", "refused"), [(0.021, False), (0.001, True)])
+def test_the_pause_grows_while_brokers_have_to_wait_and_shrinks_slowly(
+    latency: float, refused: bool
+) -> None:
+    pause = MarkerPause()
+    seen = []
+    for _ in range(12):
+        pause.ended(1.0, 1.005)
+        assert pause.begun(1.006) == 1.005 + pause.seconds
+        pause.answered(latency, refused=refused)
+        pause.answered(0.9, refused=True)  # only the first answer tells of the markers
+        seen.append(pause.seconds)
+    assert seen[:3] == pytest.approx([0.001, 0.0015, 0.00225])
+    assert seen[-1] == 0.02
+    pause.ended(1.0, 1.005)
+    pause.begun(1.006)
+    pause.answered(0.004, refused=False)
+    assert pause.seconds == pytest.approx(0.0198)
+
+
+def test_a_slow_broker_long_after_the_last_transaction_says_nothing_about_markers() -> None:
+    pause = MarkerPause()
+    pause.ended(1.0, 1.005)
+    pause.begun(1.1)
+    pause.answered(0.5, refused=True)
+    assert pause.seconds == 0
+
+
+def test_partitions_join_after_the_pause() -> None:
+    world = World(True).begun()
+    where = partition()
+    world.manager.holds = True
+    assert not world.manager.sequences.may_drain(where, batch())
+    assert list(world.manager.release()) == [where]
+    assert world.manager.sequences.may_drain(where, batch())
+    assert list(world.manager.release()) == []
+
+
+def test_a_pause_ends_with_its_transaction() -> None:
+    world = World(True).begun()
+    world.manager.holds = True
+    assert not world.manager.sequences.may_drain(partition(), batch())
+    operation = world.manager.abort()
+    world.run()
+    world.ended(operation)
+    assert not world.manager.holds
+    assert list(world.manager.release()) == []
 
 
 # -- aborting ------------------------------------------------------------------------------
