@@ -1000,6 +1000,57 @@ class Aborting:
         await self.producer.abort_transaction()
 
 
+@pytest.mark.parametrize("bug", [IllegalStateError("no such move"), KeyError("oops")])
+async def test_a_bug_of_ours_ends_the_producer(
+    cluster: EmbeddedCluster,
+    new: New,
+    bug: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """TX-38: nothing can be trusted any more, and nobody waits for ever."""
+
+    def broken(*_: object) -> None:
+        raise bug
+
+    async with new() as producer:
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        assert producer._transactions is not None
+        monkeypatch.setattr(producer._transactions._manager, "answered", broken)
+        with pytest.raises(IllegalStateError, match="has lost its way") as caught:
+            await producer.commit_transaction()
+        assert caught.value.__cause__ is bug
+        with pytest.raises(IllegalStateError, match="has lost its way"):
+            await producer.begin_transaction()
+    assert "a transaction has lost its way" in caplog.text
+
+
+async def test_retries_of_an_aborted_transaction_go_on_where_the_epoch_stays(
+    new_producer: New, network: Any
+) -> None:
+    """TX-24, RA-15: before Kafka 2.5. What was never sent is dropped all the same."""
+    async with EmbeddedCluster(
+        topics={"t": 1, "t4": 4},
+        network=network,
+        finalized_features={},
+        request_versions={22: (0, 2)},
+    ) as old:
+        options = {"bootstrap_servers": old.bootstrap_servers, "connector": old.connector}
+        async with new_producer(transactional_id="tx", **SINGLE, **options) as producer:
+            await works(old, producer)
+            await producer.begin_transaction()
+            old.inject("produce", error="NOT_ENOUGH_REPLICAS", times=3)
+            first = await producer.enqueue("t", b"%0100d" % 1)
+            await asyncio.sleep(0.01)
+            second = await producer.enqueue("t", b"%0100d" % 2)
+            await producer.abort_transaction()
+            assert (await first).offset == 0
+            assert isinstance(second.exception(), AbortedError)
+            await works(old, producer)
+            assert committed(old) == []
+
+
 # -- records that wait -------------------------------------------------------------------------
 
 

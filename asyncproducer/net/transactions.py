@@ -333,12 +333,15 @@ class Transactions:
             joined = manager.answered(request, response, loop.time())
             if request.kind is Kind.END:
                 self._pause.ended(asked_at, loop.time())
-        except IllegalStateError as error:
-            # A bug of ours: nothing can be trusted any more (Java does the same, KAFKA-14831).
-            logger.exception("a transaction has lost its way")
-            manager.fatal(error)
-        except KafkaError as error:
-            manager.failed(request, error, loop.time())
+        except Exception as error:
+            if isinstance(error, KafkaError) and not isinstance(error, IllegalStateError):
+                manager.failed(request, error, loop.time())
+            else:
+                # A bug of ours: nothing can be trusted any more (Java does the same, KAFKA-14831).
+                logger.exception("a transaction has lost its way")
+                lost = IllegalStateError(f"the transaction has lost its way: {error}")
+                lost.__cause__ = error
+                manager.fatal(lost)
         now = loop.time()
         self._accumulator.touch_partitions(joined, now)
         self._follow(now)
