@@ -554,6 +554,7 @@ class Cluster:
         logger.warning("no metadata from any known broker: beginning again with bootstrap_servers")
         error = ConnectionFailed("the connection was closed to begin again with bootstrap_servers")
         links, self._links = self._links, {}
+        self._features_epoch = -1
         change = self.metadata.rebootstrap(now)
         for link in links.values():
             self._leaving.add(link)

@@ -1188,6 +1188,21 @@ async def test_features_are_those_of_the_broker_that_knows_the_newest() -> None:
     await world.cluster.close()
 
 
+async def test_features_of_another_cluster_count_although_they_are_older() -> None:
+    """KIP-1102: what the brokers before have told is of no interest any more."""
+    world = World("seed:9092", brokers="1=one:9092")
+    world.features_epochs = {1: 9, 2: 3}
+    await world.start()
+    await world.connect(1)
+    world.set_brokers("2=two:9092")
+    world.metadata.require_rebootstrap()
+    world.cluster.request_update()
+    await asyncio.sleep(5)
+    await world.connect(2)
+    assert world.cluster.features == {"transaction.version": 2}
+    await world.cluster.close()
+
+
 async def test_the_newest_version_of_a_request_that_a_broker_speaks() -> None:
     """TX-36: as long as there is a connection to it."""
     world = World("seed:9092", brokers="1=one:9092")
