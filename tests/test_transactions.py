@@ -879,6 +879,34 @@ async def test_an_old_broker_without_epoch_bumps_goes_on_with_its_sequences(
 # -- answers to records ------------------------------------------------------------------------
 
 
+async def test_a_batch_that_is_too_large_is_split_within_its_transaction(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """SI-23."""
+    async with new(**LAZY) as producer:
+        cluster.inject("produce", error="MESSAGE_TOO_LARGE")
+        async with producer.transaction() as tx:
+            for number in range(200):
+                await tx.enqueue("t", b"%0100d" % number)
+        assert producer.metrics()["batch_split_total"] == 1
+        assert committed(cluster) == [b"%0100d" % n for n in range(200)]
+        sent = [batch for r in cluster.received("produce") for batch in r.batches]
+        assert all(batch.is_transactional for batch in sent)
+        await works(cluster, producer)
+
+
+async def test_a_leader_that_moves_within_a_transaction_is_followed(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new(**SINGLE) as producer:
+        async with producer.transaction() as tx:
+            for number in range(6):
+                await tx.enqueue("t", b"%d" % number)
+                cluster.move_leader("t", 0, 1 + number % 2)
+                await asyncio.sleep(0.01)
+        assert committed(cluster) == [b"%d" % n for n in range(6)]
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -1400,6 +1428,19 @@ async def test_close_aborts_an_open_transaction(
     assert (report.acknowledged, report.failed) == (1, 1)
     assert isinstance(dropped.exception(), AbortedError)
     assert cluster.transaction("tx").state.value == "CompleteAbort"
+    assert committed(cluster) == []
+
+
+@pytest.mark.parametrize("timeout", [None, 0])
+async def test_a_block_in_which_the_producer_is_closed_was_not_committed(
+    cluster: EmbeddedCluster, new: New, version: int, timeout: float | None
+) -> None:
+    producer = new()
+    await producer.start()
+    with pytest.raises(ProducerClosed):
+        async with producer.transaction() as tx:
+            await tx.send("t", b"1")
+            await producer.close(timeout)
     assert committed(cluster) == []
 
 

@@ -98,6 +98,8 @@ class Transactions:
         self._request_timeout = config.request_timeout_ms / 1000
         self._changes = Changes(loop)
         self._pause = MarkerPause()
+        #: The transaction that was open when the producer was closed.
+        self._cut_off = 0
         #: The state whose consequences are drawn.
         self._state = self._manager.state
         self._accumulator: Accumulator
@@ -132,7 +134,9 @@ class Transactions:
     def is_unfinished(self, number: int) -> bool:
         """Whether the transaction of this number has no end yet, or will never have one."""
         manager = self._manager
-        return number == manager.number and (manager.is_open or manager.state is _S.FATAL_ERROR)
+        if number != manager.number:
+            return False
+        return manager.is_open or manager.state is _S.FATAL_ERROR or number == self._cut_off
 
     def check_send(self) -> None:
         """Raise if records cannot be sent now."""
@@ -362,6 +366,7 @@ class Transactions:
         manager = self._manager
         manager.give_up_ending()
         if manager.is_open and not manager.is_ending:
+            self._cut_off = manager.number
             manager.abort()
             self._go(self._loop.time())
         while manager.is_ending:
