@@ -5,8 +5,8 @@ the request as it is, and returns its response as a plain mapping with the field
 all versions that it supports. `encode_response` takes those that the version at hand
 has. Times are int milliseconds in such a mapping, error codes are ints.
 
-What a peer sends is not trusted: `decode_request` raises MalformedRequest, and nothing
-else, for bytes that are no request.
+What a peer sends is not trusted: `decode_header` and `decode_body` raise MalformedRequest,
+and nothing else, for bytes that are no request.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeAlias, get_args, get_origin
+from types import UnionType
+from typing import Any, NamedTuple, TypeAlias, get_origin
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
+
+from asyncproducer.core.primitives import Reader
+from asyncproducer.errors import ProtocolError
+from asyncproducer.testing.shapes import check, check_header, inner_type
 
 __all__ = [
     "MalformedRequest",
@@ -81,8 +85,11 @@ def decode_body(api_key: int, version: int, frame: bytes) -> tuple[str | None, M
     """
     request = request_class(api_key, version)
     try:
+        _check(request, frame)
         header, position = entity_reader(request.__header_schema__)(frame, 0)
         message, size = entity_reader(request)(frame, position)
+    except ProtocolError as exc:
+        raise MalformedRequest(str(exc)) from exc
     # kio's native readers raise their own DecodeError, ValueError for a varint, KeyError
     # for an unknown tag, OverflowError for a time: every one of them is the peer's fault.
     except Exception as exc:
@@ -111,14 +118,24 @@ def encode_message(correlation_id: int, response: Message) -> bytes:
 def decode_response(api_key: int, version: int, frame: bytes) -> tuple[int, Message]:
     """Correlation id and message of a response frame, which comes without its size.
 
-    Raises ValueError for bytes behind the message.
+    Raises ValueError for bytes behind the message, ProtocolError where counts or lengths
+    cannot be, and what kio raises for the rest.
     """
     response = response_class(api_key, version)
+    _check(response, frame)
     header, position = entity_reader(response.__header_schema__)(frame, 0)
     message, size = entity_reader(response)(frame, position)
     if position + size != len(frame):
         raise ValueError(f"{len(frame) - position - size} bytes behind the answer")
     return header.correlation_id, message
+
+
+def _check(message_class: Any, frame: bytes) -> None:
+    reader = Reader(frame, f"{message_class.__name__} v{message_class.__version__}")
+    check_header(message_class.__header_schema__, reader)
+    # The header of an ApiVersions response never is flexible.
+    reader.flexible = message_class.__flexible__
+    check(message_class, reader)
 
 
 @cache
@@ -156,7 +173,7 @@ def _conversions(
 
 
 def _conversion(field: dataclasses.Field[Any]) -> Callable[[Any], Any] | None:
-    inner, is_array = _inner_type(field.type)
+    inner, is_array = inner_type(field.type)
     if dataclasses.is_dataclass(inner):
         if is_array:
             return lambda values: (
@@ -166,15 +183,6 @@ def _conversion(field: dataclasses.Field[Any]) -> Callable[[Any], Any] | None:
     if is_array:
         return lambda values: None if values is None else tuple(values)
     return _CONVERSIONS.get(field.metadata["kafka_type"])
-
-
-def _inner_type(annotation: Any) -> tuple[Any, bool]:
-    """(X, True) of `tuple[X, ...] | None`, (X, False) of `X | None`."""
-    if get_origin(annotation) is UnionType:
-        (annotation,) = (arg for arg in get_args(annotation) if arg is not NoneType)
-    if get_origin(annotation) is tuple:
-        return get_args(annotation)[0], True
-    return annotation, False
 
 
 def _datetime(milliseconds: int) -> datetime | None:
@@ -206,7 +214,7 @@ def scalar_fields(message: Message) -> dict[str, Any]:
 @cache
 def _scalar_names(message_class: Any) -> tuple[str, ...]:
     def is_scalar(field: dataclasses.Field[Any]) -> bool:
-        inner, is_array = _inner_type(field.type)
+        inner, is_array = inner_type(field.type)
         return not (is_array or dataclasses.is_dataclass(inner))
 
     return tuple(field.name for field in dataclasses.fields(message_class) if is_scalar(field))
@@ -230,7 +238,7 @@ def _arrays(message_class: Any) -> list[tuple[str, bool, bool]]:
 
     def arrays() -> Iterator[tuple[str, bool, bool]]:
         for field in dataclasses.fields(message_class):
-            inner, is_array = _inner_type(field.type)
+            inner, is_array = inner_type(field.type)
             if is_array:
                 nullable = get_origin(field.type) is UnionType
                 yield field.name, nullable, dataclasses.is_dataclass(inner)
