@@ -190,6 +190,21 @@ async def test_broker_that_does_not_answer(
     assert values(cluster) == [b"value"] * is_stored + [b"later"]
 
 
+async def test_broker_that_throttles_for_longer_than_a_record_lives(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Nothing else than the record's own deadline wakes anybody: not an answer, not a timer."""
+    cluster.inject("produce", throttle_ms=600_000)
+    async with new_producer(**PATIENCE, linger_ms=0) as producer:
+        await producer.send("t", b"value")
+        await asyncio.sleep(0.1)
+        began = now()
+        with pytest.raises(DeliveryTimeout, match="was never sent"):
+            await producer.send("t", b"later")
+        assert now() - began == pytest.approx(5, abs=0.01)
+    assert values(cluster) == [b"value"]
+
+
 async def test_refused_record_is_certainly_not_stored(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:

@@ -243,10 +243,15 @@ class Cluster:
         )
 
     def is_idle(self, node_id: int) -> bool:
-        """Whether the broker's connection is READY and has nothing to do."""
+        """Whether the broker's connection has nothing to do, and takes a request now."""
         link = self._links.get(node_id)
         connection = None if link is None else link.connection
-        return connection is not None and connection.in_flight == 0
+        return (
+            connection is not None
+            and connection.in_flight == 0
+            # A throttled one has nothing to do either.
+            and connection.can_send(self._loop.time())
+        )
 
     def has_room(self, node_id: int) -> bool:
         """Whether the broker's connection takes a request now."""
