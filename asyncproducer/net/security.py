@@ -354,14 +354,15 @@ class OAuthBearer:
 
 def _refusal(challenge: bytes) -> str:
     """`{"status": "invalid_token", "scope": ...}` in words (RFC 7628, section 3.2.2)."""
+    known = ("status", "scope", "openid-configuration")
     try:
         document = json.loads(challenge)
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
+        if not isinstance(document, dict):
+            return "the broker refused the token"
+        said = ", ".join(f"{key}={document[key]!r:.200}" for key in known if key in document)
+    # A document may be nested deeper than Python reads, or writes.
+    except (ValueError, RecursionError):
         return "the broker refused the token"
-    known = ("status", "scope", "openid-configuration")
-    said = ", ".join(f"{key}={document[key]!r:.200}" for key in known if key in document)
     return f"the broker refused the token ({said})" if said else "the broker refused the token"
 
 

@@ -449,3 +449,14 @@ async def test_no_repr_shows_a_secret() -> None:
     ]
     assert not [o for o in objects if "horse" in repr(o)]
     assert repr(objects[2]) == "OAuthToken(lifetime=5.0)"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"[" * 50_000, b'{"status":' + b"[" * 980 + b"]" * 980 + b"}", b'{"status":' * 50_000],
+)
+def test_a_refusal_that_is_nested_deeper_than_can_be_read_is_a_refusal(document: bytes) -> None:
+    mechanism = OAuthBearer(OAuthToken("token"))
+    assert mechanism.step(document) == b"\x01"
+    with pytest.raises(AuthenticationError, match="the broker refused the token"):
+        mechanism.step(b"")
