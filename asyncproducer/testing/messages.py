@@ -14,11 +14,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from types import UnionType
-from typing import Any, NamedTuple, TypeAlias, get_origin
+from typing import Any, NamedTuple, TypeAlias
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
@@ -94,7 +93,6 @@ def decode_body(api_key: int, version: int, frame: bytes) -> tuple[str | None, M
     # for an unknown tag, OverflowError for a time: every one of them is the peer's fault.
     except Exception as exc:
         raise MalformedRequest(f"{request.__name__} v{version}: {exc!r}") from exc
-    _refuse_null_arrays(message)
     return header.client_id, message, len(frame) - position - size
 
 
@@ -218,29 +216,3 @@ def _scalar_names(message_class: Any) -> tuple[str, ...]:
         return not (is_array or dataclasses.is_dataclass(inner))
 
     return tuple(field.name for field in dataclasses.fields(message_class) if is_scalar(field))
-
-
-def _refuse_null_arrays(message: Message) -> None:
-    # kio reads null for every array, also where the protocol does not allow it.
-    for name, nullable, nested in _arrays(message.__class__):
-        values = getattr(message, name)
-        if values is None:
-            if not nullable:
-                raise MalformedRequest(f"the array {name} of {type(message).__name__} is null")
-        elif nested:
-            for value in values:
-                _refuse_null_arrays(value)
-
-
-@cache
-def _arrays(message_class: Any) -> list[tuple[str, bool, bool]]:
-    """(name, may be null, has structures in it) of all arrays of a class."""
-
-    def arrays() -> Iterator[tuple[str, bool, bool]]:
-        for field in dataclasses.fields(message_class):
-            inner, is_array = inner_type(field.type)
-            if is_array:
-                nullable = get_origin(field.type) is UnionType
-                yield field.name, nullable, dataclasses.is_dataclass(inner)
-
-    return list(arrays())

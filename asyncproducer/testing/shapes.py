@@ -3,7 +3,8 @@
 kio's reader is for peers that it trusts: it makes room for as many elements as a count
 announces, and ends the process where there is no such room. What a broker receives is
 not to be trusted, so each count, length and size is compared with the bytes behind it
-first. The shape of a message comes from kio's own classes.
+first. So is null refused where the protocol has none, which kio lets pass for arrays and
+for what is in them. The shape of a message comes from kio's own classes.
 """
 
 from __future__ import annotations
@@ -93,42 +94,48 @@ def _shape(message_class: Any) -> _Shape:
 def _step(field: dataclasses.Field[Any], flexible: bool) -> tuple[Step, int]:
     """How to move over a field, and the fewest bytes that it takes."""
     inner, is_array = inner_type(field.type)
+    nullable = get_origin(field.type) is UnionType
     if isinstance(inner, type) and dataclasses.is_dataclass(inner):
-        if not is_array and get_origin(field.type) is UnionType:
+        if nullable and not is_array:
             raise NotImplementedError(f"{field.name}: a structure that may be null (KIP-893)")
         step, size = _structure(inner)
     else:
-        step, size = _primitive(field.metadata["kafka_type"], flexible)
+        kind = field.metadata["kafka_type"]
+        step, size = _primitive(kind, flexible, nullable and not is_array)
     if not is_array:
         return step, size
-    return lambda reader: _skip_array(reader, step, size), 1 if flexible else 4
+    return lambda reader: _skip_array(reader, step, size, nullable), 1 if flexible else 4
 
 
 def _structure(message_class: type) -> tuple[Step, int]:
     return lambda reader: check(message_class, reader), _shape(message_class).smallest
 
 
-def _primitive(kind: str, flexible: bool) -> tuple[Step, int]:
+def _primitive(kind: str, flexible: bool, nullable: bool) -> tuple[Step, int]:
     if kind in _SIZES:
         size = _SIZES[kind]
         return lambda reader: reader.advance(size), size
     if kind == "string":
-        return lambda reader: _skip_bytes(reader, Reader.int16), 1 if flexible else 2
+        return lambda reader: _skip_bytes(reader, Reader.int16, nullable), 1 if flexible else 2
     if kind in ("bytes", "records"):
-        return lambda reader: _skip_bytes(reader, Reader.int32), 1 if flexible else 4
+        return lambda reader: _skip_bytes(reader, Reader.int32, nullable), 1 if flexible else 4
     raise NotImplementedError(f"kio's type {kind}")
 
 
-def _skip_bytes(reader: Reader, old_length: Callable[[Reader], int]) -> None:
+def _skip_bytes(reader: Reader, old_length: Callable[[Reader], int], nullable: bool) -> None:
     length = reader.unsigned_varint() - 1 if reader.flexible else old_length(reader)
-    if length != -1:  # null, which kio knows where to allow
+    if length != -1:
         reader.advance(length)
+    elif not nullable:
+        raise reader.error("null where there must be a string or bytes")
 
 
-def _skip_array(reader: Reader, step: Step, smallest: int) -> None:
+def _skip_array(reader: Reader, step: Step, smallest: int, nullable: bool) -> None:
     count = reader.unsigned_varint() - 1 if reader.flexible else reader.int32()
+    if count < 0 and not (nullable and count == -1):
+        raise reader.error("null or a negative count where there must be an array")
     left = reader.end - reader.position
-    if count < -1 or count * smallest > left:
+    if count * smallest > left:
         raise reader.error(f"an array of {count} elements, which {left} bytes cannot hold")
     for _ in range(count):
         step(reader)

@@ -1058,17 +1058,44 @@ async def test_share_groups_have_no_coordinator(client: RawClient) -> None:
 
 
 async def test_a_topic_without_name_or_id_is_an_invalid_request(client: RawClient) -> None:
-    for version, number in ((12, None), (11, None), (11, uuid.UUID(int=1))):
-        name = None if number is None else "t"
+    number = uuid.UUID(int=1)
+    for version, name, asked in (
+        (12, None, None),
+        (11, None, None),
+        (11, "t", number),
+        (11, None, number),
+    ):
         response = await client.request(
             "metadata",
             version,
-            topics=[{"name": name, "topic_id": number}],
+            topics=[{"name": name, "topic_id": asked}],
             allow_auto_topic_creation=False,
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )
         assert response.topics[0].error_code == ErrorCode.INVALID_REQUEST
+        assert response.topics[0].name == (name or "")
+
+
+async def test_a_request_cannot_make_more_partitions_than_kafka_would(
+    cluster: EmbeddedCluster, client: RawClient
+) -> None:
+    """Each takes memory: 2**31 - 1 of them would take all there is."""
+    new = {"num_partitions": 2**31 - 1, "replication_factor": 1, "assignments": [], "configs": []}
+    created = await client.request(
+        "create_topics", 7, topics=[{"name": "u", **new}], timeout=1, validate_only=False
+    )
+    assert created.topics[0].error_code == ErrorCode.POLICY_VIOLATION
+    grown = await client.request(
+        "create_partitions",
+        3,
+        topics=[{"name": "t", "count": 2**31 - 1, "assignments": None}],
+        timeout=1,
+        validate_only=False,
+    )
+    assert grown.results[0].error_code == ErrorCode.POLICY_VIOLATION
+    assert "10000 at most" in grown.results[0].error_message
+    assert cluster.leader("t", 0) == 1
 
 
 async def test_an_assignment_of_replicas_is_followed(

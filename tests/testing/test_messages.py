@@ -74,7 +74,7 @@ def test_a_frame_without_a_whole_header_is_malformed() -> None:
 def test_an_array_that_may_not_be_null_is_malformed_when_it_is(version: int) -> None:
     for topics in (None, [{"name": "t", "topic_id": None, "partition_data": None}]):
         frame = encode_request("produce", version, {**PRODUCE_FIELDS, "topic_data": topics})[4:]
-        with pytest.raises(MalformedRequest, match="is null"):
+        with pytest.raises(MalformedRequest, match="null or a negative count"):
             decode_body(PRODUCE, version, frame)
 
 

@@ -50,7 +50,6 @@ def header(version: int, *, flexible: bool) -> bytes:
     "frame",
     [
         header(8, flexible=False) + COUNT,
-        header(8, flexible=False) + b"\xff\xff\xff\xfe",
         header(12, flexible=True) + COMPACT_COUNT,
         header(12, flexible=True)[:-1] + COMPACT_COUNT,  # tagged fields of the header
         header(12, flexible=True) + b"\x01\x01\x00" + COMPACT_COUNT,  # ... and of the message
@@ -68,6 +67,17 @@ def test_a_length_that_the_bytes_do_not_bear_out_is_refused(length: int) -> None
     frame = header(8, flexible=False) + b"\0\0\0\1" + name
     with pytest.raises(MalformedRequest, match="bytes expected"):
         decode_body(METADATA, 8, frame)
+
+
+def test_null_is_refused_where_the_protocol_has_none() -> None:
+    """DeleteTopics v5: the array, and a name in it. Only the list of Metadata may be null."""
+    request = request_class(20, 5)
+    for body in (b"\0", b"\2\0"):
+        with pytest.raises(ProtocolError, match="null"):
+            check(request, Reader(body + bytes(5), "DeleteTopics", flexible=True))
+    check(request_class(METADATA, 12), Reader(bytes(4), "Metadata", flexible=True))
+    with pytest.raises(ProtocolError, match="negative count"):
+        check(request_class(METADATA, 8), Reader(b"\xff\xff\xff\xfe" + bytes(9), "Metadata"))
 
 
 def test_an_answer_is_looked_at_as_well() -> None:

@@ -62,7 +62,7 @@ def _topics(call: Call) -> Iterator[Response]:
         try:
             yield _topic(call, _find(call, name, topic_id))
         except RequestRefused as exc:
-            yield _failed_topic(exc.code, name, topic_id)
+            yield _failed_topic(exc.code, name, topic_id, call.version)
 
 
 def _find(call: Call, name: str | None, topic_id: uuid.UUID | None) -> Topic:
@@ -90,7 +90,7 @@ def _may_create(call: Call) -> bool:
 
 def _topic(call: Call, topic: Topic) -> Response:
     if (injected := call.injected(topic.name)) is not None:
-        return _failed_topic(injected.code, topic.name, topic.topic_id)
+        return _failed_topic(injected.code, topic.name, topic.topic_id, call.version)
     return {
         "error_code": ErrorCode.NONE,
         "name": topic.name,
@@ -101,11 +101,14 @@ def _topic(call: Call, topic: Topic) -> Response:
     }
 
 
-def _failed_topic(code: ErrorCode, name: str | None, topic_id: uuid.UUID | None) -> Response:
+def _failed_topic(
+    code: ErrorCode, name: str | None, topic_id: uuid.UUID | None, version: int
+) -> Response:
+    by_id = version >= 12 and topic_id is not None
     return {
         "error_code": code,
         # Before v12 the name may not be null.
-        "name": name if name is not None or topic_id is not None else "",
+        "name": "" if name is None and not by_id else name,
         "topic_id": topic_id,
         "is_internal": False,
         "partitions": [],

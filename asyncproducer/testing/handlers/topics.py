@@ -12,6 +12,9 @@ from asyncproducer.testing.state import ClusterState, RequestRefused
 
 __all__ = ["create_partitions", "create_topics", "delete_topics"]
 
+#: Partitions that one request may make (Java: ReplicationControlManager.MAX_PARTITIONS_PER_BATCH).
+_MAX_NEW_PARTITIONS = 10_000
+
 #: ConfigSource.TOPIC_CONFIG: the option was set for this topic.
 _FROM_TOPIC = 1
 
@@ -39,6 +42,7 @@ def _create_topic(call: Call, item: Message) -> Response:
     manual = {a.partition_index: tuple(a.broker_ids) for a in item.assignments}
     try:
         call.refuse_injected(item.name)
+        _refuse_too_many(sum(max(topic.num_partitions, 0) for topic in call.body.topics))
         if manual and (item.num_partitions != -1 or item.replication_factor != -1):
             raise RequestRefused(
                 ErrorCode.INVALID_REQUEST, "both an assignment and numbers were given"
@@ -68,6 +72,14 @@ def _create_topic(call: Call, item: Message) -> Response:
             for name, value in topic.configs.items()
         ],
     }
+
+
+def _refuse_too_many(partitions: int) -> None:
+    if partitions > _MAX_NEW_PARTITIONS:
+        raise RequestRefused(
+            ErrorCode.POLICY_VIOLATION,
+            f"{partitions} partitions in one request, {_MAX_NEW_PARTITIONS} at most",
+        )
 
 
 def _touches_deleted(state: ClusterState, body: Message) -> Iterator[tuple[str | None, int | None]]:
@@ -111,6 +123,7 @@ def create_partitions(call: Call) -> Response:
         code, message = ErrorCode.NONE, None
         try:
             call.refuse_injected(item.name)
+            _refuse_too_many(item.count - len(call.state.topic(item.name).partitions))
             call.state.add_partitions(
                 item.name,
                 item.count,
