@@ -142,7 +142,7 @@ class Cluster:
             canonical_name=canonical_name,
         )
         self._links: dict[int, BrokerLink] = {}
-        self._leaving: set[BrokerLink] = set()
+        self._leaving: dict[BrokerLink, None] = {}
         self._changes = Changes(loop)
         self._refresher: asyncio.Task[None] | None = None
         self._fetching = False
@@ -562,7 +562,7 @@ class Cluster:
         self._features_epoch = -1
         change = self.metadata.rebootstrap(now)
         for link in links.values():
-            self._leaving.add(link)
+            self._leaving[link] = None
             link.drop(error)
         self._announce(change)
 
@@ -585,7 +585,7 @@ class Cluster:
                 continue
             was_wanted = link.state is not LinkState.IDLE
             del self._links[node_id]
-            self._leaving.add(link)
+            self._leaving[link] = None
             link.retire()
             moved = self._link(node_id)
             if moved is not None and was_wanted:
@@ -620,7 +620,7 @@ class Cluster:
 
     def link_gone(self, link: BrokerLink) -> None:
         """Called by a retired link: nothing is left of it."""
-        self._leaving.discard(link)
+        self._leaving.pop(link, None)
 
     def _trouble(self, link: BrokerLink, error: BaseException) -> None:
         """What we know may be stale: ask, but not in a hurry."""

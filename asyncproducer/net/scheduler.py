@@ -211,7 +211,7 @@ class Scheduler:
             ready = connection.can_send(now)
 
     def _ask_for_leaders(self) -> None:
-        for topic in {queue.topic.name for queue in self._accumulator.leaderless}:
+        for topic in dict.fromkeys([q.topic.name for q in self._accumulator.leaderless]):
             self._cluster.add_topic(topic)
         self._cluster.request_update()
 

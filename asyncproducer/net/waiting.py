@@ -19,7 +19,8 @@ class Changes:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiters: set[asyncio.Future[None]] = set()
+        # A dict keeps their order: a set would make runs differ.
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     def tell(self) -> None:
         """Something has changed."""
@@ -29,12 +30,12 @@ class Changes:
     async def wait(self, until: float) -> None:
         """Wait for a change, at most until this time of the loop."""
         waiter = self._loop.create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         timer = self._loop.call_at(until, _finish, waiter) if until < inf else None
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]
             if timer is not None:
                 timer.cancel()
 

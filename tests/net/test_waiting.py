@@ -66,3 +66,19 @@ async def test_an_alarm_before_the_sleep_ends_it_at_once_and_only_once() -> None
     assert loop.time() == 0.0
     await alarm.sleep(1.0)
     assert loop.time() == 1.0
+
+
+async def test_those_who_wait_are_woken_in_their_order() -> None:
+    """A set would make runs of the same simulation differ."""
+    changes = Changes(asyncio.get_running_loop())
+    woken: list[int] = []
+
+    async def wait(number: int) -> None:
+        await changes.wait(inf)
+        woken.append(number)
+
+    tasks = [asyncio.create_task(wait(number)) for number in range(100)]
+    await asyncio.sleep(0)
+    changes.tell()
+    await asyncio.gather(*tasks)
+    assert woken == list(range(100))
