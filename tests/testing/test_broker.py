@@ -1077,6 +1077,12 @@ async def test_a_topic_without_name_or_id_is_an_invalid_request(client: RawClien
         assert response.topics[0].name == (name or "")
 
 
+async def test_a_batch_that_is_shorter_than_its_header_is_corrupt(client: RawClient) -> None:
+    whole = batch(b"a")
+    short = whole[:8] + (55 - 12).to_bytes(4, "big") + whole[12:55]
+    assert only(await produce(client, short)).error_code == ErrorCode.CORRUPT_MESSAGE
+
+
 async def test_a_request_cannot_make_more_partitions_than_kafka_would(
     cluster: EmbeddedCluster, client: RawClient
 ) -> None:

@@ -124,10 +124,10 @@ def _append(call: Call, name: str | None, item: Message) -> Appended:
     partition = call.state.partition(name, item.index)
     try:
         data = _only_batch(item.records, call.version)
+        header = read_header(data)
     except BatchError as exc:
         raise RequestRefused(exc.code, str(exc)) from exc
     _check_replication(call, partition)
-    header = read_header(data)
     if header.is_transactional:
         _check_transaction(call, partition, header)
     appended = partition.log.append(data, leader_epoch=partition.leader_epoch, now_ms=call.now_ms())

@@ -1,0 +1,143 @@
+"""The command. See the package, and `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def _measured() -> Iterator[None]:
+    """Measures coverage if that is asked for. Modules that are loaded before are not seen."""
+    if "--coverage-file" not in sys.argv:
+        yield
+        return
+    import coverage
+
+    file = sys.argv[sys.argv.index("--coverage-file") + 1]
+    measured = coverage.Coverage(
+        data_file=file, config_file=False, branch=True, source_pkgs=["asyncproducer"]
+    )
+    with measured.collect():
+        yield
+    measured.save()
+
+
+def main() -> int:
+    """1 if there were findings."""
+    from . import runner
+    from .targets import TARGETS
+
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz",
+        description="Hostile bytes for everything that reads what a peer sends. Findings are"
+        f" kept in {runner.CORPUS.relative_to(runner.ROOT)}, where the tests run them.",
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="in all; default: %(default)g")
+    parser.add_argument("--inputs", type=int, default=sys.maxsize, help="of each target, at most")
+    parser.add_argument("--target", action="append", choices=list(TARGETS), help="default: all")
+    parser.add_argument("--seed", help="the same inputs again; default: another one each time")
+    parser.add_argument("--no-coverage", action="store_true", help="do not measure it")
+    parser.add_argument("--replay", action="store_true", help="run the kept inputs, nothing else")
+    for internal in ("--worker", "--current", "--coverage-file"):
+        parser.add_argument(internal, help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return _work(options)
+    if options.replay:
+        return _replay(options.target)
+    return _fuzz(options)
+
+
+def _work(options: argparse.Namespace) -> int:
+    from . import runner
+    from .targets import TARGETS
+
+    runner.work(
+        TARGETS[options.worker],
+        options.seed,
+        options.first,
+        options.seconds,
+        options.inputs,
+        Path(options.current),
+    )
+    return 0
+
+
+def _fuzz(options: argparse.Namespace) -> int:
+    from . import runner
+    from .targets import TARGETS
+
+    seed = options.seed or secrets.token_hex(4)
+    names = options.target or list(TARGETS)
+    out = sys.stdout.write
+    out(f"seed {seed}\n")
+    found = 0
+    with tempfile.TemporaryDirectory() as directory:
+        for name in names:
+            coverage = None if options.no_coverage else Path(directory) / f".coverage.{name}"
+            report = runner.fuzz(
+                name,
+                seed,
+                seconds=options.seconds / len(names),
+                inputs=options.inputs,
+                coverage=coverage,
+            )
+            out(
+                f"{name:18} {report.inputs:9,} inputs in {report.seconds:5.0f} s,"
+                f" {report.inputs / max(report.seconds, 0.001):7,.0f} a second,"
+                f" {len(report.findings)} findings\n"
+            )
+            for finding in report.findings:
+                out(f"  {finding.kind}: {finding.save()}\n{finding.text}\n")
+            found += len(report.findings)
+            sys.stdout.flush()
+        if not options.no_coverage:
+            _tell_coverage(
+                Path(directory), {file for name in names for file in TARGETS[name].files}
+            )
+    return min(found, 1)
+
+
+def _tell_coverage(directory: Path, wanted: set[str]) -> None:
+    """Lines and branches that all targets together have reached, by file."""
+    import coverage
+
+    measured = coverage.Coverage(data_file=None, config_file=False, branch=True)
+    measured.combine([str(directory)])
+    for path in sorted(measured.get_data().measured_files()):
+        below = path.rpartition("asyncproducer/")[2]
+        if any(Path(below).match(pattern) for pattern in wanted):
+            numbers = measured._analyze(path).numbers
+            sys.stdout.write(
+                f"  {below:32} {numbers.n_executed:4} of {numbers.n_statements:4} lines,"
+                f" {numbers.n_executed_branches:4} of {numbers.n_branches:4} branches\n"
+            )
+
+
+def _replay(names: list[str] | None) -> int:
+    from . import runner
+
+    failed = 0
+    for name, path in runner.corpus():
+        if names and name not in names:
+            continue
+        try:
+            runner.replay(name, path)
+        except Exception as exc:
+            failed += 1
+            sys.stdout.write(f"{path}: {exc!r}\n")
+    sys.stdout.write(f"{failed} of the kept inputs fail\n")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    with _measured():
+        code = main()
+    sys.exit(code)

@@ -1,0 +1,154 @@
+"""A little of each target, each time, and every input that once was a finding."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncproducer.testing.messages import MalformedRequest, decode_body
+
+from . import runner
+from .messages import broken_request
+from .runner import Finding, corpus, make, replay
+from .targets import TARGETS, Target
+
+#: What fits into a few seconds: of each kind as many with a seed that is always the same as
+#: with a fresh one.
+INPUTS = {
+    "answers": 1000,
+    "frames": 1000,
+    "handshake": 300,
+    "sasl": 100,
+    "batches": 1000,
+    "own-records": 1000,
+    "requests": 1000,
+    "broker": 200,
+    "producer-answers": 30,
+    "producer-requests": 30,
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_hostile_bytes_do_no_harm(name: str) -> None:
+    target = TARGETS[name]
+    for seed in ("fixed", secrets.token_hex(4)):
+        for number in range(INPUTS[name]):
+            try:
+                target.run(make(target, seed, number))
+            except Exception as exc:
+                exc.add_note(
+                    f"python -m tests.fuzz --target {name} --seed {seed} --inputs {number + 1}"
+                )
+                raise
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), list(corpus()), ids=lambda value: getattr(value, "stem", str(value))
+)
+def test_what_once_was_a_finding_is_none_any_more(name: str, path: Path) -> None:
+    replay(name, path)
+
+
+# -- the tool itself -------------------------------------------------------------------------------
+
+
+class Takes(Target):
+    """Takes the input for Python, and runs it."""
+
+    name = "takes"
+    files = ()
+    memory = 32
+    seconds = 0.2
+
+    def make(self, rng: random.Random) -> bytes:
+        return b"%d" % rng.getrandbits(64)
+
+    def run(self, data: bytes) -> None:
+        exec(data.decode())
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("1 + 1", None),
+        ("1 / 0", "error"),
+        ("from time import process_time as t\nn = t()\nwhile t() - n < 0.3: pass", "slow"),
+        ("bytearray(b'x') * 2**28", "memory"),
+    ],
+)
+def test_what_an_input_does_is_judged(code: str, kind: str | None) -> None:
+    found = runner._judge(Takes(), code.encode())
+    assert (found and found[0]) == kind
+
+
+def test_the_same_number_of_the_same_seed_is_the_same_input() -> None:
+    target = TARGETS["answers"]
+    assert make(target, "a", 5) == make(target, "a", 5)
+    assert make(target, "a", 5) != make(target, "b", 5)
+    assert make(target, "a", 5) != make(target, "a", 6)
+
+
+def test_a_worker_that_dies_or_hangs_is_a_finding_and_another_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The input is the one that it was at, and the next worker starts behind it."""
+    monkeypatch.setattr(runner, "HANGS_AFTER", 0.3)
+    monkeypatch.setattr(runner, "CORPUS", tmp_path)
+    firsts = []
+    ends = ["os.abort()", "time.sleep(100)", "print('{\"done\": 3}')"]
+
+    def command(arguments: list[str]) -> list[str]:
+        first = int(arguments[arguments.index("--first") + 1])
+        file = arguments[arguments.index("--current") + 1]
+        firsts.append(first)
+        # It did one input, and is at the next: number + 1, size, input.
+        at = (first + 2).to_bytes(8, "big") + (7).to_bytes(8, "big") + b"input %d" % (first + 1)
+        code = f"import os, time\nwith open({file!r}, 'r+b') as f: f.write({at!r})\n"
+        return [sys.executable, "-c", code + ends[len(firsts) - 1]]
+
+    monkeypatch.setattr(runner, "_command", command)
+    report = runner.fuzz("answers", "seed", seconds=100, inputs=50, coverage=None)
+    assert firsts == [0, 2, 4]
+    assert report.inputs == 2 + 2 + 3
+    assert [(f.kind, f.data) for f in report.findings] == [
+        ("crash", b"input 1"),
+        ("hang", b"input 3"),
+    ]
+    path = report.findings[0].save()
+    assert path == Finding("answers", "crash", b"input 1", "").path
+    assert path.read_bytes() == b"input 1"
+
+
+def test_a_worker_tells_what_it_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Broken(Takes):
+        def run(self, data: bytes) -> None:
+            raise ZeroDivisionError("always")
+
+    monkeypatch.setattr(runner, "_limit_memory", lambda target: None)
+    current = tmp_path / "current"
+    runner._Current(current, create=True)
+    runner.work(Broken(), "seed", 10, 1e9, 7, current)
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line.get("finding") for line in said] == ["error", "error", None]
+    assert bytes.fromhex(said[0]["data"]) == make(Broken(), "seed", 10)
+    assert said[2] == {"done": 7}
+
+
+def test_what_is_broken_was_whole_before() -> None:
+    """Most inputs are nearly valid: else only the first check of each parser would be met."""
+    rng = random.Random(1)
+    taken = 0
+    for _ in range(300):
+        try:
+            decode_body(3, 12, broken_request(rng, 3, 12))
+            taken += 1
+        except MalformedRequest:
+            pass
+    assert 30 < taken < 270
