@@ -87,7 +87,7 @@ class TableResult:
         """The rows that failed, as a pyarrow.Table.
 
         Its columns: `row` (from 0), `topic`, `partition` (null where none was chosen), `error`
-        (the name of the exception's class), `message`, `persisted` ("no" or "maybe").
+        (the name of the exception's class), `message`, `persisted` ("no", "maybe", "yes").
         """
         return arrow.errors_table(self._errors())
 

@@ -31,7 +31,7 @@ async def main() -> None:
             for delivery in deliveries:
                 await delivery
         except DeliveryError as error:
-            # persisted: "no" or "maybe" in the log. After "no" it is safe to send it again.
+            # persisted: is it in the log? "no", "maybe", "yes". After "no" send it again.
             print(f"not acknowledged, persisted: {error.persisted}: {error}")
         print("enqueue: 100 records, all acknowledged")
 

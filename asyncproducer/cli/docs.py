@@ -65,7 +65,10 @@ A `DeliveryError` carries `topic`, `partition`, `attempts` (how often the record
 |---|---|---|
 | `"no"` | it was never sent, or each request with it was clearly refused | cannot duplicate it |
 | `"maybe"` | a request with it got no answer, or one that leaves it open | may duplicate it |
-| `"yes"` | it is in the log all the same; no error of this version says so | duplicates it |
+| `"yes"` | it is in the log all the same, but has fewer replicas than it should | duplicates it |
+
+The last one is what NOT_ENOUGH_REPLICAS_AFTER_APPEND says: all replicas in sync have the record, and
+they are fewer than `min.insync.replicas`.
 
 `BrokerRejected` has two more, for brokers that name the bad records of a batch (KIP-467):
 `record_index`, the record's place in its batch, or None where another record of the batch was the
@@ -85,9 +88,11 @@ One row per error code of the protocol. "Batch" is what happens to the batch tha
   `enable_idempotence` only the batch fails. So it does then with OUT_OF_ORDER_SEQUENCE_NUMBER and
   UNKNOWN_PRODUCER_ID.
 
-"Metadata refresh": the answer says that our picture of the cluster is old. "May be in the log":
-after this answer `persisted` is `"maybe"`, if the record fails in the end. A request that got no
-answer at all counts as NETWORK_EXCEPTION, one that got none in time as REQUEST_TIMED_OUT.
+"Retriable" is the `retriable` of the error, and "refresh" means that the metadata is asked for
+again: our picture of the cluster is old. "In the log" is what this answer says of the batch; where
+the record fails in the end, the most that any answer to its requests has said is its `persisted`.
+A request that got no answer at all counts as NETWORK_EXCEPTION, one that got none in time as
+REQUEST_TIMED_OUT. A code that Kafka does not know yet counts as UNKNOWN_SERVER_ERROR.
 
 {table}
 ## What an answer to a request of a transaction means

@@ -108,7 +108,7 @@ def _failure(
     return Failure(
         kind,
         f"{batch.count} record(s) for {batch.topic}-{batch.partition} {what}",
-        persisted="maybe" if batch.in_flight or batch.maybe_written else "no",
+        persisted=batch.persisted(),
         code=code,
         cause=cause,
         attempts=batch.sends,

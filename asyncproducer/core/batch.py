@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from asyncproducer.core.compression import Codec
 from asyncproducer.core.delivery import PENDING, Delivery, Outcome
-from asyncproducer.errors import IllegalStateError, ProtocolError
+from asyncproducer.errors import IllegalStateError, Persisted, ProtocolError
 
 # ruff: noqa: F821 (names that batch.pxd brings in where this module is compiled)
 if TYPE_CHECKING:
@@ -209,6 +209,8 @@ class ProducerBatch(Outcome):
         self.attempts = 0
         self.in_flight = False
         self.maybe_written = False
+        #: A broker said that it is in its log, and yet did not acknowledge it.
+        self.is_stored = False
         #: Why the last attempt was no success.
         self.last_error: BaseException | None = None
         self.drained_at = -1.0
@@ -463,6 +465,12 @@ class ProducerBatch(Outcome):
             crc = crc32c(payload, crc32c(memoryview(header)[_CRC_FROM:]))
         _CRC.pack_into(header, _CRC_AT, crc)
 
+    def persisted(self) -> Persisted:
+        """What is known of the log, if the batch ends now and nobody has acknowledged it."""
+        if self.is_stored:
+            return "yes"
+        return "maybe" if self.in_flight or self.maybe_written else "no"
+
     def buffers(self) -> tuple[Any, ...]:
         """The sealed batch as buffers to write one after the other."""
         if self.payload is not None:
@@ -529,6 +537,7 @@ class ProducerBatch(Outcome):
             batch.close()
             batch.transactional = self.transactional
             batch.maybe_written = self.maybe_written
+            batch.is_stored = self.is_stored
         self.split_into(parts)
         return batches
 

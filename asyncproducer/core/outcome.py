@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from asyncproducer.errors import ErrorCode, error_name, is_retriable, needs_refresh
+from asyncproducer.errors import ErrorCode, Persisted, error_name, is_retriable, needs_refresh
 
 __all__ = [
     "ADD_OFFSETS_TO_TXN",
@@ -49,39 +49,90 @@ class Action(Enum):
 class Rule(NamedTuple):
     """What one error code asks for, before limits are looked at.
 
-    `written`: whether the answer leaves it open that the batch was stored.
+    `persisted`: what the answer says of the log, where it is not an acknowledgement.
     `sequence`: which look at the sequences comes first, if any.
     """
 
     action: Action
     refresh: bool = False
-    written: bool = False
+    persisted: Persisted = "no"
     sequence: str = ""
 
 
+def _before_append() -> frozenset[int]:
+    """The codes that a leader answers before it appends anything (Java: KafkaApis,
+    ReplicaManager.appendRecords, UnifiedLog.append).
+
+    After another one nobody knows. Either no broker gives it to a Produce request, or not
+    only then: NOT_LEADER_OR_FOLLOWER and KAFKA_STORAGE_ERROR are also said of a batch that
+    was appended and waited for its replicas, when the leader resigned or lost its disk
+    (Java: DelayedProduce.tryComplete). No answer at all is REQUEST_TIMED_OUT or
+    NETWORK_EXCEPTION.
+    """
+    E = ErrorCode
+    return frozenset(
+        (
+            E.CORRUPT_MESSAGE,
+            E.UNKNOWN_TOPIC_OR_PARTITION,
+            E.LEADER_NOT_AVAILABLE,
+            E.REPLICA_NOT_AVAILABLE,
+            E.MESSAGE_TOO_LARGE,
+            E.COORDINATOR_LOAD_IN_PROGRESS,
+            E.COORDINATOR_NOT_AVAILABLE,
+            E.NOT_COORDINATOR,
+            E.INVALID_TOPIC_EXCEPTION,
+            E.RECORD_LIST_TOO_LARGE,
+            E.NOT_ENOUGH_REPLICAS,
+            E.INVALID_REQUIRED_ACKS,
+            E.TOPIC_AUTHORIZATION_FAILED,
+            E.CLUSTER_AUTHORIZATION_FAILED,
+            E.INVALID_TIMESTAMP,
+            E.UNSUPPORTED_VERSION,
+            E.INVALID_REQUEST,
+            E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            E.POLICY_VIOLATION,
+            E.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            E.INVALID_PRODUCER_EPOCH,
+            E.INVALID_TXN_STATE,
+            E.INVALID_PRODUCER_ID_MAPPING,
+            E.CONCURRENT_TRANSACTIONS,
+            E.TRANSACTION_COORDINATOR_FENCED,
+            E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            E.UNKNOWN_PRODUCER_ID,
+            E.LISTENER_NOT_FOUND,
+            E.FENCED_LEADER_EPOCH,
+            E.UNKNOWN_LEADER_EPOCH,
+            E.UNSUPPORTED_COMPRESSION_TYPE,
+            E.INVALID_RECORD,
+            E.THROTTLING_QUOTA_EXCEEDED,
+            E.PRODUCER_FENCED,
+            E.UNKNOWN_TOPIC_ID,
+            E.INCONSISTENT_TOPIC_ID,
+            E.TRANSACTION_ABORTABLE,
+        )
+    )
+
+
 def _rules() -> dict[int, Rule]:
+    before_append = _before_append()
     rules = {
         int(code): Rule(
-            Action.RETRY if is_retriable(code) else Action.FAIL, refresh=needs_refresh(code)
+            Action.RETRY if is_retriable(code) else Action.FAIL,
+            refresh=needs_refresh(code),
+            persisted="no" if code in before_append else "maybe",
         )
         for code in ErrorCode
     }
     E = ErrorCode
-    rules[E.NONE] = Rule(Action.ACKNOWLEDGE)
+    rules[E.NONE] = Rule(Action.ACKNOWLEDGE, persisted="yes")
     # The batch is in the log already: an earlier attempt was stored, its answer was lost.
-    rules[E.DUPLICATE_SEQUENCE_NUMBER] = Rule(Action.ACKNOWLEDGE)
+    rules[E.DUPLICATE_SEQUENCE_NUMBER] = Rule(Action.ACKNOWLEDGE, persisted="yes")
+    # All replicas in sync have it: there are only fewer of them than min.insync.replicas wants
+    # (Java: Partition.checkEnoughReplicasReachOffset).
+    rules[E.NOT_ENOUGH_REPLICAS_AFTER_APPEND] = Rule(Action.RETRY, persisted="yes")
     rules[E.MESSAGE_TOO_LARGE] = Rule(Action.SPLIT)
     rules[E.OUT_OF_ORDER_SEQUENCE_NUMBER] = Rule(Action.RETRY, sequence="out_of_order")
     rules[E.UNKNOWN_PRODUCER_ID] = Rule(Action.RETRY, sequence="unknown_producer")
-    # No clear answer: the leader may have stored it.
-    rules[E.REQUEST_TIMED_OUT] = Rule(Action.RETRY, written=True)
-    rules[E.NETWORK_EXCEPTION] = Rule(Action.RETRY, refresh=True, written=True)
-    rules[E.NOT_ENOUGH_REPLICAS_AFTER_APPEND] = Rule(Action.RETRY, written=True)
-    # Also the answers to a batch that was appended and waited for its replicas when the
-    # leader resigned or lost its disk (Java: DelayedProduce.tryComplete).
-    rules[E.NOT_LEADER_OR_FOLLOWER] = Rule(Action.RETRY, refresh=True, written=True)
-    rules[E.KAFKA_STORAGE_ERROR] = Rule(Action.RETRY, refresh=True, written=True)
-    rules[E.UNKNOWN_SERVER_ERROR] = Rule(Action.FAIL, written=True)
     # These end the producer (spec 7.0): nothing that it sends can succeed any more.
     for code in (
         E.CLUSTER_AUTHORIZATION_FAILED,
@@ -103,7 +154,7 @@ class Decision(NamedTuple):
 
     action: Action
     refresh: bool
-    written: bool
+    persisted: Persisted
     sequence: str
 
 
@@ -140,20 +191,21 @@ def decide(
         action = Action.FAIL
     if action is not Action.RETRY:
         sequence = ""
-    return Decision(action, rule.refresh, rule.written, sequence)
+    return Decision(action, rule.refresh, rule.persisted, sequence)
 
 
 def produce_table() -> str:
     """The table as Markdown, for the documentation."""
     lines = [
-        "| code | name | batch | metadata refresh | may be in the log |",
-        "|---:|---|---|---|---|",
+        "| code | name | retriable | refresh | batch | in the log | what the user sees |",
+        "|---:|---|---|---|---|---|---|",
     ]
     for code in sorted(PRODUCE):
         rule = PRODUCE[code]
         lines.append(
-            f"| {code} | {error_name(code)} | {rule.action.value} "
-            f"| {'yes' if rule.refresh else ''} | {'yes' if rule.written else ''} |"
+            f"| {code} | {error_name(code)} | {'yes' if is_retriable(code) else ''} "
+            f"| {'yes' if rule.refresh else ''} | {rule.action.value} | {rule.persisted} "
+            f"| {_SEEN[rule.action]} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -265,3 +317,11 @@ def transactional_table() -> str:
         actions = " | ".join(table[code].value for table in TRANSACTIONAL.values())
         lines.append(f"| {code} | {error_name(code)} | {actions} |")
     return "\n".join(lines) + "\n"
+#: What comes of an action in the end, where nothing better happens.
+_SEEN = {
+    Action.ACKNOWLEDGE: "`RecordMetadata`",
+    Action.RETRY: "nothing, else `DeliveryTimeout`",
+    Action.SPLIT: "nothing, a single record `BrokerRejected`",
+    Action.FAIL: "`BrokerRejected`",
+    Action.FATAL: "`BrokerRejected`, then a `KafkaError` of each call",
+}

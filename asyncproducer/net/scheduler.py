@@ -415,8 +415,9 @@ class Scheduler:
     ) -> None:
         """Do what the outcome table says about a batch that was not acknowledged."""
         rule = rule_for(code)
-        if rule.written:
+        if rule.persisted != "no":
             batch.maybe_written = True
+            batch.is_stored = batch.is_stored or rule.persisted == "yes"
         if batch.state != PENDING:
             # Given up before the answer came: only the sequences may still care.
             if rule.refresh:
@@ -513,7 +514,7 @@ class Scheduler:
             BrokerRejected if cause is None else DeliveryError,
             f"{batch.count} record(s) for {batch.topic}-{batch.partition} were not delivered: "
             f"{text} (attempt {batch.sends})",
-            persisted="maybe" if batch.maybe_written else "no",
+            persisted=batch.persisted(),
             code=code,
             cause=cause if cause is not None else batch.last_error,
             attempts=batch.sends,

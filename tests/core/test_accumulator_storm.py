@@ -29,7 +29,7 @@ from asyncproducer.core.delivery import FAILED, PENDING, Delivery, Failure, Wait
 from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
 from asyncproducer.core.outcome import Action, decide, rule_for
 from asyncproducer.core.sequences import IdState, Sequences, is_before
-from asyncproducer.errors import BrokerRejected, ErrorCode, Persisted
+from asyncproducer.errors import BrokerRejected, ErrorCode
 
 TOPIC = "storm"
 MAX_SEQUENCE = 2**31 - 1
@@ -581,8 +581,10 @@ class Storm:
     # -- the scheduler in small --
 
     def conclude(self, batch: ProducerBatch, code: int) -> None:
-        if rule_for(code).written:
+        rule = rule_for(code)
+        if rule.persisted != "no":
             batch.maybe_written = True
+            batch.is_stored = batch.is_stored or rule.persisted == "yes"
         if batch.state != PENDING:
             return
         decision = decide(
@@ -601,10 +603,9 @@ class Storm:
             self.accumulator.split(batch, self.now)
         else:
             assert decision.action is Action.FAIL
-            persisted: Persisted = "maybe" if batch.maybe_written else "no"
             self.accumulator.fail(
                 batch,
-                Failure(BrokerRejected, f"code {code}", persisted=persisted, code=code),
+                Failure(BrokerRejected, f"code {code}", persisted=batch.persisted(), code=code),
                 self.now,
             )
 
@@ -870,6 +871,8 @@ class Storm:
                 assert delivery.result().offset in offsets_of
             elif error.persisted == "no":
                 assert not offsets_of, f"{error} but it is at {offsets_of}"
+            elif error.persisted == "yes":
+                assert offsets_of, f"{error} but it is nowhere"
             else:
                 assert error.persisted == "maybe"
         assert not any(delivered), "records that nobody sent"

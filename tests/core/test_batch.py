@@ -723,10 +723,11 @@ def test_parts_sort_between_the_neighbours_of_their_batch() -> None:
 
 def test_parts_inherit_what_is_known_about_the_log() -> None:
     batch, _ = sealed([50] * 4)
-    batch.maybe_written = True
+    batch.maybe_written = batch.is_stored = True
     batch.transactional = True
     for part in batch.split(200):
         assert part.maybe_written
+        assert part.persisted() == "yes"
         assert part.transactional
 
 

@@ -20,7 +20,7 @@ from asyncproducer.core.outcome import (
     transactional_table,
     txn_action_for,
 )
-from asyncproducer.errors import ErrorCode
+from asyncproducer.errors import ErrorCode, Persisted
 
 E = ErrorCode
 ACK, RETRY, SPLIT, FAIL, FATAL = (
@@ -51,74 +51,89 @@ def ask(
     )
 
 
-#: code, without idempotence, with it, asks for metadata, may be in the log: spec 7.2.
+NO: Persisted = "no"
+MAYBE: Persisted = "maybe"
+YES: Persisted = "yes"
+
+#: code, without idempotence, with it, asks for metadata, is in the log: spec 7.2.
 TABLE = [
-    (E.NONE, ACK, ACK, False, False),
-    (E.UNKNOWN_SERVER_ERROR, FAIL, FAIL, False, True),
-    (E.CORRUPT_MESSAGE, RETRY, RETRY, False, False),
-    (E.UNKNOWN_TOPIC_OR_PARTITION, RETRY, RETRY, True, False),
-    (E.LEADER_NOT_AVAILABLE, RETRY, RETRY, True, False),
-    (E.REPLICA_NOT_AVAILABLE, RETRY, RETRY, True, False),
-    (E.NETWORK_EXCEPTION, RETRY, RETRY, True, True),
-    (E.KAFKA_STORAGE_ERROR, RETRY, RETRY, True, True),
-    (E.LISTENER_NOT_FOUND, RETRY, RETRY, True, False),
-    (E.NOT_LEADER_OR_FOLLOWER, RETRY, RETRY, True, True),
-    (E.FENCED_LEADER_EPOCH, RETRY, RETRY, True, False),
-    (E.UNKNOWN_LEADER_EPOCH, RETRY, RETRY, False, False),
-    (E.REQUEST_TIMED_OUT, RETRY, RETRY, False, True),
-    (E.MESSAGE_TOO_LARGE, SPLIT, SPLIT, False, False),
-    (E.RECORD_LIST_TOO_LARGE, FAIL, FAIL, False, False),
-    (E.INVALID_TOPIC_EXCEPTION, FAIL, FAIL, False, False),
-    (E.NOT_ENOUGH_REPLICAS, RETRY, RETRY, False, False),
-    (E.NOT_ENOUGH_REPLICAS_AFTER_APPEND, RETRY, RETRY, False, True),
-    (E.INVALID_REQUIRED_ACKS, FAIL, FAIL, False, False),
-    (E.TOPIC_AUTHORIZATION_FAILED, FAIL, FAIL, False, False),
-    (E.CLUSTER_AUTHORIZATION_FAILED, FAIL, FATAL, False, False),
-    (E.INVALID_TIMESTAMP, FAIL, FAIL, False, False),
-    (E.INVALID_RECORD, FAIL, FAIL, False, False),
-    (E.POLICY_VIOLATION, FAIL, FAIL, False, False),
-    (E.INVALID_REQUEST, FAIL, FAIL, False, False),
-    (E.UNSUPPORTED_COMPRESSION_TYPE, FAIL, FAIL, False, False),
-    (E.UNSUPPORTED_FOR_MESSAGE_FORMAT, FAIL, FAIL, False, False),
-    (E.UNSUPPORTED_VERSION, FAIL, FATAL, False, False),
-    (E.OUT_OF_ORDER_SEQUENCE_NUMBER, FAIL, RETRY, False, False),
-    (E.DUPLICATE_SEQUENCE_NUMBER, ACK, ACK, False, False),
-    (E.INVALID_PRODUCER_EPOCH, FAIL, FAIL, False, False),
-    (E.INVALID_TXN_STATE, FAIL, FAIL, False, False),
-    (E.INVALID_PRODUCER_ID_MAPPING, FAIL, FATAL, False, False),
-    (E.CONCURRENT_TRANSACTIONS, RETRY, RETRY, False, False),
-    (E.COORDINATOR_LOAD_IN_PROGRESS, RETRY, RETRY, False, False),
-    (E.COORDINATOR_NOT_AVAILABLE, RETRY, RETRY, False, False),
-    (E.NOT_COORDINATOR, RETRY, RETRY, False, False),
-    (E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, FAIL, FATAL, False, False),
-    (E.UNKNOWN_PRODUCER_ID, FAIL, RETRY, False, False),
-    (E.THROTTLING_QUOTA_EXCEEDED, RETRY, RETRY, False, False),
-    (E.PRODUCER_FENCED, FAIL, FATAL, False, False),
-    (E.UNKNOWN_TOPIC_ID, RETRY, RETRY, True, False),
-    (E.INCONSISTENT_TOPIC_ID, RETRY, RETRY, True, False),
-    (E.TRANSACTION_ABORTABLE, FAIL, FAIL, False, False),
+    (E.NONE, ACK, ACK, False, YES),
+    (E.UNKNOWN_SERVER_ERROR, FAIL, FAIL, False, MAYBE),
+    (E.CORRUPT_MESSAGE, RETRY, RETRY, False, NO),
+    (E.UNKNOWN_TOPIC_OR_PARTITION, RETRY, RETRY, True, NO),
+    (E.LEADER_NOT_AVAILABLE, RETRY, RETRY, True, NO),
+    (E.REPLICA_NOT_AVAILABLE, RETRY, RETRY, True, NO),
+    (E.NETWORK_EXCEPTION, RETRY, RETRY, True, MAYBE),
+    (E.KAFKA_STORAGE_ERROR, RETRY, RETRY, True, MAYBE),
+    (E.LISTENER_NOT_FOUND, RETRY, RETRY, True, NO),
+    (E.NOT_LEADER_OR_FOLLOWER, RETRY, RETRY, True, MAYBE),
+    (E.FENCED_LEADER_EPOCH, RETRY, RETRY, True, NO),
+    (E.UNKNOWN_LEADER_EPOCH, RETRY, RETRY, False, NO),
+    (E.REQUEST_TIMED_OUT, RETRY, RETRY, False, MAYBE),
+    (E.MESSAGE_TOO_LARGE, SPLIT, SPLIT, False, NO),
+    (E.RECORD_LIST_TOO_LARGE, FAIL, FAIL, False, NO),
+    (E.INVALID_TOPIC_EXCEPTION, FAIL, FAIL, False, NO),
+    (E.NOT_ENOUGH_REPLICAS, RETRY, RETRY, False, NO),
+    (E.NOT_ENOUGH_REPLICAS_AFTER_APPEND, RETRY, RETRY, False, YES),
+    (E.INVALID_REQUIRED_ACKS, FAIL, FAIL, False, NO),
+    (E.TOPIC_AUTHORIZATION_FAILED, FAIL, FAIL, False, NO),
+    (E.CLUSTER_AUTHORIZATION_FAILED, FAIL, FATAL, False, NO),
+    (E.INVALID_TIMESTAMP, FAIL, FAIL, False, NO),
+    (E.INVALID_RECORD, FAIL, FAIL, False, NO),
+    (E.POLICY_VIOLATION, FAIL, FAIL, False, NO),
+    (E.INVALID_REQUEST, FAIL, FAIL, False, NO),
+    (E.UNSUPPORTED_COMPRESSION_TYPE, FAIL, FAIL, False, NO),
+    (E.UNSUPPORTED_FOR_MESSAGE_FORMAT, FAIL, FAIL, False, NO),
+    (E.UNSUPPORTED_VERSION, FAIL, FATAL, False, NO),
+    (E.OUT_OF_ORDER_SEQUENCE_NUMBER, FAIL, RETRY, False, NO),
+    (E.DUPLICATE_SEQUENCE_NUMBER, ACK, ACK, False, YES),
+    (E.INVALID_PRODUCER_EPOCH, FAIL, FAIL, False, NO),
+    (E.INVALID_TXN_STATE, FAIL, FAIL, False, NO),
+    (E.INVALID_PRODUCER_ID_MAPPING, FAIL, FATAL, False, NO),
+    (E.CONCURRENT_TRANSACTIONS, RETRY, RETRY, False, NO),
+    (E.COORDINATOR_LOAD_IN_PROGRESS, RETRY, RETRY, False, NO),
+    (E.COORDINATOR_NOT_AVAILABLE, RETRY, RETRY, False, NO),
+    (E.NOT_COORDINATOR, RETRY, RETRY, False, NO),
+    (E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, FAIL, FATAL, False, NO),
+    (E.UNKNOWN_PRODUCER_ID, FAIL, RETRY, False, NO),
+    (E.THROTTLING_QUOTA_EXCEEDED, RETRY, RETRY, False, NO),
+    (E.PRODUCER_FENCED, FAIL, FATAL, False, NO),
+    (E.UNKNOWN_TOPIC_ID, RETRY, RETRY, True, NO),
+    (E.INCONSISTENT_TOPIC_ID, RETRY, RETRY, True, NO),
+    (E.TRANSACTION_ABORTABLE, FAIL, FAIL, False, NO),
 ]
 
 
 @pytest.mark.parametrize(
-    ("code", "plain", "idempotent", "refresh", "written"), TABLE, ids=[row[0].name for row in TABLE]
+    ("code", "plain", "idempotent", "refresh", "persisted"),
+    TABLE,
+    ids=[row[0].name for row in TABLE],
 )
 def test_what_a_code_asks_for(
-    code: ErrorCode, plain: Action, idempotent: Action, refresh: bool, written: bool
+    code: ErrorCode, plain: Action, idempotent: Action, refresh: bool, persisted: Persisted
 ) -> None:
     """Spec 7.2; SI-20, SI-21: which codes end the producer, and which only the batch.
 
-    `written` beyond Java: the leader may have appended and then resigned, so the delivery
-    may not be told "no" (DelayedProduce).
+    `persisted` is beyond Java: the leader may have appended and then resigned, so the
+    delivery may not be told "no" (DelayedProduce).
     """
     without = ask(code, idempotent=False)
     with_it = ask(code)
     assert (without.action, with_it.action) == (plain, idempotent)
-    assert without[1:3] == with_it[1:3] == (refresh, written)
+    assert without[1:3] == with_it[1:3] == (refresh, persisted)
 
 
 def test_every_code_of_kafka_has_its_rule() -> None:
     assert set(PRODUCE) == {int(code) for code in ErrorCode}
+
+
+def test_after_a_code_that_no_broker_gives_to_a_produce_request_nobody_knows() -> None:
+    listed = {row[0] for row in TABLE}
+    others = [code for code in ErrorCode if code not in listed]
+    assert {rule_for(code).persisted for code in others} == {"maybe", "no"}
+    assert [code for code in others if rule_for(code).persisted == "no"] == [
+        E.TRANSACTION_COORDINATOR_FENCED
+    ]
 
 
 def test_an_unknown_code_counts_as_unknown_server_error() -> None:
@@ -175,9 +190,11 @@ def test_the_sequences_are_looked_at_before_a_retry_only(code: ErrorCode, sequen
 def test_the_table_for_the_documentation_has_a_line_per_code() -> None:
     lines = produce_table().splitlines()
     assert len(lines) == 2 + len(ErrorCode)
-    assert "| 0 | NONE | acknowledge |  |  |" in lines
-    assert "| 13 | NETWORK_EXCEPTION | retry | yes | yes |" in lines
-    assert "| 10 | MESSAGE_TOO_LARGE | split |  |  |" in lines
+    assert "| 0 | NONE |  |  | acknowledge | yes | `RecordMetadata` |" in lines
+    assert (
+        "| 13 | NETWORK_EXCEPTION | yes | yes | retry | maybe | nothing, else `DeliveryTimeout` |"
+    ) in lines
+    assert "| 17 | INVALID_TOPIC_EXCEPTION |  |  | fail | no | `BrokerRejected` |" in lines
     assert produce_table().endswith("|\n")
 
 

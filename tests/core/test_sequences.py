@@ -611,7 +611,7 @@ class Rig:
 
     def refuse(self, batch: ProducerBatch, code: ErrorCode, *, log_start: int = -1) -> Action:
         self.accumulator.landed(batch)
-        batch.maybe_written = batch.maybe_written or rule_for(code).written
+        batch.maybe_written = batch.maybe_written or rule_for(code).persisted != "no"
         if batch.state != PENDING:
             self.step()
             return Action.FAIL
