@@ -8,7 +8,6 @@ the tokens. Nothing in here puts a password or a token into a message or a repr.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import inspect
@@ -279,7 +278,7 @@ class Scram:
 def _unbase64(text: str) -> bytes | None:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error, or text that is not ASCII
         return None
 
 

@@ -46,7 +46,9 @@ class Complaints(logging.Handler):
 
     def __enter__(self) -> Self:
         self._logger.addHandler(self)
-        self._propagated, self._logger.propagate = self._logger.propagate, False
+        self._before = self._logger.propagate, self._logger.level
+        self._logger.propagate = False
+        self._logger.setLevel(logging.ERROR)
         return self
 
     def __exit__(
@@ -56,7 +58,8 @@ class Complaints(logging.Handler):
         traceback: TracebackType | None,
     ) -> None:
         self._logger.removeHandler(self)
-        self._logger.propagate = self._propagated
+        self._logger.propagate, level = self._before
+        self._logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._hear(record.getMessage(), record.exc_info[1] if record.exc_info else None)

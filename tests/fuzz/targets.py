@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import logging
 import random
 import struct
 from abc import ABC, abstractmethod
@@ -47,8 +46,6 @@ from .producer import Complaints, one_history
 __all__ = ["TARGETS", "Target"]
 
 R = TypeVar("R")
-
-logging.getLogger("asyncproducer").setLevel(logging.ERROR)
 
 
 class Target(ABC):

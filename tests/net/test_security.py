@@ -312,6 +312,7 @@ def test_scram_refuses_a_bad_first_message(server_first: bytes, said: str) -> No
     [
         (b"e=unknown-user", "unknown-user"),
         (b"v=?", "no signature"),
+        ("v=é".encode(), "no signature"),
         (b"", "no signature"),
         (b"x=1", "no signature"),
     ],
