@@ -23,6 +23,7 @@ from threading import get_ident
 from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any
 
+from asyncproducer.core.answers import METADATA_TOPIC, Answer, answer_for
 from asyncproducer.core.batch import NO_HEADERS, batch_upper_bound, encode_headers
 from asyncproducer.core.delivery import Delivery, Waiter
 from asyncproducer.core.partitioner import partition_for_key
@@ -48,6 +49,7 @@ from asyncproducer.errors import (
     RecordTooLarge,
     SerializationError,
     again,
+    error_name,
 )
 from asyncproducer.net.buffer_pool import Ticket
 from asyncproducer.records import Record, RecordMetadata
@@ -925,10 +927,13 @@ class Intake:
         view = self._metadata.topic(pending.topic)
         code = self._metadata.topic_error(pending.topic)
         if view is None:
-            error = MetadataTimeout(
-                f"topic {pending.topic!r} is not known after {budget}: check its name, and whether "
-                "the brokers create topics by themselves (auto.create.topics.enable)"
+            hint = (
+                "check its name, and whether the brokers create topics by themselves "
+                "(auto.create.topics.enable)"
+                if code in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                else f"the brokers answer {error_name(code)} when they are asked about it"
             )
+            error = MetadataTimeout(f"topic {pending.topic!r} is not known after {budget}: {hint}")
         else:
             error = MetadataTimeout(
                 f"partition {pending.partition} of {pending.topic!r} did not appear within "
@@ -966,9 +971,10 @@ class Intake:
         view = self._metadata.topic(name)
         if view is None:
             code = self._metadata.topic_error(name)
-            if code == ErrorCode.INVALID_TOPIC_EXCEPTION:
+            answer = answer_for(METADATA_TOPIC, code)
+            if answer is Answer.INVALID:
                 raise InvalidTopic(f"the brokers do not accept the topic name {name!r}")
-            if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            if answer is Answer.DENIED:
                 error = AuthorizationError(f"not authorized for topic {name!r}")
                 error.code = code
                 raise error

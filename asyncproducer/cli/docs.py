@@ -19,6 +19,7 @@ from typing import TypeVar
 from asyncproducer import errors
 from asyncproducer.config import NAMES, OPTIONS, Option
 from asyncproducer.core import sequences, transactions
+from asyncproducer.core.answers import control_table
 from asyncproducer.core.metrics import LEFT_OUT, metrics_table
 from asyncproducer.core.outcome import produce_table, transactional_table
 from asyncproducer.net import connection
@@ -67,8 +68,8 @@ A `DeliveryError` carries `topic`, `partition`, `attempts` (how often the record
 | `"maybe"` | a request with it got no answer, or one that leaves it open | may duplicate it |
 | `"yes"` | it is in the log all the same, but has fewer replicas than it should | duplicates it |
 
-The last one is what NOT_ENOUGH_REPLICAS_AFTER_APPEND says: all replicas in sync have the record, and
-they are fewer than `min.insync.replicas`.
+The last one is what NOT_ENOUGH_REPLICAS_AFTER_APPEND says: all replicas in sync have the record,
+and they are fewer than `min.insync.replicas`.
 
 `BrokerRejected` has two more, for brokers that name the bad records of a batch (KIP-467):
 `record_index`, the record's place in its batch, or None where another record of the batch was the
@@ -95,6 +96,27 @@ A request that got no answer at all counts as NETWORK_EXCEPTION, one that got no
 REQUEST_TIMED_OUT. A code that Kafka does not know yet counts as UNKNOWN_SERVER_ERROR.
 
 {table}
+## What an answer to another request means
+
+None of these ends a record by itself: what cannot be known or done yet waits, records until
+`delivery_timeout_ms` has passed, calls until `max_block_ms` has.
+
+- **take**: what the answer says is taken.
+- **repeat**: the same is asked again, after `retry_backoff_ms` and more each time; **repeat if
+  wanted**: as long as a call waits for it.
+- **older**: asked again at once, in a version that the broker speaks; it is not asked a third time.
+- **disconnect**: the connection is closed, and made again after `reconnect_backoff_ms`. `start()`
+  raises at once where no broker answers better, and the code is not retriable. **refused**:
+  besides, calls that wait for metadata raise `AuthenticationError`.
+- **rebootstrap**: all brokers are forgotten, and `bootstrap_servers` are asked (KIP-1102).
+- **denied**: what waits fails with `AuthorizationError`; what comes later asks again. **invalid**:
+  the same with `InvalidTopic`.
+- **fatal**: the producer has failed for good: every call raises.
+
+Metadata has three kinds of codes: of the answer, of a topic in it, of a partition. InitProducerId
+is that of a producer without `transactional_id`.
+
+{control}
 ## What an answer to a request of a transaction means
 
 With a `transactional_id`, a batch that fails makes its transaction abortable; so does a record
@@ -293,6 +315,7 @@ def errors_page() -> str:
     return _ERRORS.format(
         tree=f"```text\n{exception_tree()}```\n",
         table=produce_table(),
+        control=control_table(),
         transactional=transactional_table(),
     )
 

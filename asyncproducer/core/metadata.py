@@ -9,8 +9,15 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncproducer.core.answers import (
+    METADATA,
+    METADATA_PARTITION,
+    METADATA_TOPIC,
+    Answer,
+    answer_for,
+)
 from asyncproducer.core.backoff import ExponentialBackoff
-from asyncproducer.errors import ErrorCode, IllegalStateError, needs_refresh
+from asyncproducer.errors import ErrorCode, IllegalStateError
 
 if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
@@ -345,7 +352,7 @@ class ClusterMetadata:
         if self.closed:
             raise IllegalStateError("the metadata is closed and cannot take an update")
         if response.error_code != ErrorCode.NONE or not response.nodes:
-            if response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
+            if answer_for(METADATA, response.error_code) is Answer.REBOOTSTRAP:
                 self.require_rebootstrap()
             self.failed_update(now)
             return MetadataChange(applied=False)
@@ -599,7 +606,7 @@ class ClusterMetadata:
         """The topic's entry after this answer: `old` itself when there is nothing new."""
         if news.error_code != ErrorCode.NONE:
             self._errors[name] = news.error_code
-            if needs_refresh(news.error_code):
+            if answer_for(METADATA_TOPIC, news.error_code) is Answer.REPEAT:
                 self._full_update_needed = True
             return None
         self._errors.pop(name, None)
@@ -620,7 +627,7 @@ class ClusterMetadata:
         entries: list[PartitionMetadata | None] = [None] * count
         for update in news.partitions:
             # An error does not make the epoch less true.
-            if needs_refresh(update.error_code):
+            if answer_for(METADATA_PARTITION, update.error_code) is Answer.REPEAT:
                 self._full_update_needed = True
             if 0 <= update.partition < count:
                 reliable = version >= FIRST_VERSION_WITH_RELIABLE_EPOCHS

@@ -25,13 +25,14 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from asyncproducer.core import wire
+from asyncproducer.core.answers import API_VERSIONS, Answer, answer_for
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.reconnect import ReconnectState
 from asyncproducer.errors import (
     AuthenticationError,
+    BrokerError,
     ConfigError,
     ConnectionFailed,
-    ErrorCode,
     IllegalStateError,
     KafkaError,
     ProducerClosed,
@@ -626,7 +627,8 @@ class Cluster:
         """What we know may be stale: ask, but not in a hurry."""
         metadata, now = self.metadata, self._loop.time()
         self._note(link.node, error)
-        if getattr(error, "code", None) == ErrorCode.REBOOTSTRAP_REQUIRED:
+        code = error.code if isinstance(error, BrokerError) else None
+        if code is not None and answer_for(API_VERSIONS, code) is Answer.REBOOTSTRAP:
             metadata.require_rebootstrap()
         if not self._fetching and metadata.next_update_at(now) <= now:
             metadata.failed_update(now)

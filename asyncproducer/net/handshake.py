@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from asyncproducer.core import wire
+from asyncproducer.core.answers import API_VERSIONS, Answer, answer_for
 from asyncproducer.core.wire import ApiKey
 from asyncproducer.errors import (
     AuthenticationError,
@@ -39,7 +40,7 @@ async def negotiate(channel: Channel) -> wire.ApiVersionsResponse:
     request = wire.ApiVersionsRequest()
     version = wire.SUPPORTED[ApiKey.API_VERSIONS][1]
     response = await channel.ask(request, version)
-    if response.error_code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
+    if version > 0 and answer_for(API_VERSIONS, response.error_code) is Answer.OLDER:
         # An older broker. What it does speak is in its answer, or it is too old to say so.
         _, highest = response.versions.get(ApiKey.API_VERSIONS, (0, 0))
         version = min(version, highest)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncproducer.core import wire
 from asyncproducer.core.accumulator import Accumulator
+from asyncproducer.core.answers import INIT_PRODUCER_ID, Answer, answer_for
 from asyncproducer.core.delivery import PENDING, Failure
 from asyncproducer.core.metadata import LeaderHint
 from asyncproducer.core.outcome import Action, Decision, decide, rule_for
@@ -593,7 +594,7 @@ class Scheduler:
                     self._on_ready()
                     return
                 else:
-                    self._refused_producer_id(BrokerError(code))
+                    self._refused_producer_id(BrokerError(code), code)
             await asyncio.sleep(self._backoff)
 
     def _no_producer_id(self, error: KafkaError) -> None:
@@ -607,13 +608,13 @@ class Scheduler:
         logger.log(level, "no producer id yet, trying on: %s", error)
         self.id_error = error
 
-    def _refused_producer_id(self, error: BrokerError) -> None:
-        code = error.code
-        if error.retriable:
+    def _refused_producer_id(self, error: BrokerError, code: int) -> None:
+        answer = answer_for(INIT_PRODUCER_ID, code)
+        if answer is Answer.REPEAT:
             self._no_producer_id(error)
             return
         now = self._loop.time()
-        if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        if answer is Answer.DENIED:
             # May be granted later: what waits fails, what comes asks again.
             denied = AuthorizationError(
                 "this principal may not use idempotent writes on the cluster "
