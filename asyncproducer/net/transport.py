@@ -19,6 +19,8 @@ from asyncproducer.errors import ConnectionFailed
 
 __all__ = ["Address", "Connector", "TcpConnector", "connection_failed", "unwritten"]
 
+_MAX_PORT = 65535
+
 
 class Address(NamedTuple):
     """One resolved address of a broker. `host` is an IP address, never a name."""
@@ -72,6 +74,11 @@ class TcpConnector:
 
         Raises ConnectionFailed when there is none.
         """
+        if not 0 <= port <= _MAX_PORT:  # a broker told it: options were looked at before
+            raise ConnectionFailed(
+                f"{host!r} cannot have the port {port}, the last one is {_MAX_PORT}; check the"
+                " advertised.listeners of the brokers"
+            )
         try:
             literal = ipaddress.ip_address(host)
         except ValueError:

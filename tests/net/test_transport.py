@@ -409,3 +409,11 @@ def test_an_unknown_tls_reason_is_shown_as_it_is() -> None:
     error = connection_failed(ssl.SSLError(1, "[SSL] strange"), "b")
     assert str(error) == "b: TLS failed: [SSL] strange"
     assert error.retriable
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 2**31 - 1])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_port_that_cannot_be_is_a_failed_connection(host: str, port: int) -> None:
+    """Metadata tells hosts and ports: OverflowError would not look like the broker's fault."""
+    with pytest.raises(ConnectionFailed, match=rf"cannot have the port {port}\b"):
+        await TcpConnector().resolve(host, port)
