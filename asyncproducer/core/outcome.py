@@ -194,6 +194,16 @@ def decide(
     return Decision(action, rule.refresh, rule.persisted, sequence)
 
 
+#: What comes of an action in the end, where nothing better happens.
+_SEEN = {
+    Action.ACKNOWLEDGE: "`RecordMetadata`",
+    Action.RETRY: "nothing, else `DeliveryTimeout`",
+    Action.SPLIT: "nothing, a single record `BrokerRejected`",
+    Action.FAIL: "`BrokerRejected`",
+    Action.FATAL: "`BrokerRejected`, then a `KafkaError` of each call",
+}
+
+
 def produce_table() -> str:
     """The table as Markdown, for the documentation."""
     lines = [
@@ -317,11 +327,3 @@ def transactional_table() -> str:
         actions = " | ".join(table[code].value for table in TRANSACTIONAL.values())
         lines.append(f"| {code} | {error_name(code)} | {actions} |")
     return "\n".join(lines) + "\n"
-#: What comes of an action in the end, where nothing better happens.
-_SEEN = {
-    Action.ACKNOWLEDGE: "`RecordMetadata`",
-    Action.RETRY: "nothing, else `DeliveryTimeout`",
-    Action.SPLIT: "nothing, a single record `BrokerRejected`",
-    Action.FAIL: "`BrokerRejected`",
-    Action.FATAL: "`BrokerRejected`, then a `KafkaError` of each call",
-}
