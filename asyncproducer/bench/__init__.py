@@ -6,7 +6,7 @@
     worker.py        one measurement in a fresh process
     running.py       all of them: topics, rotation, the check by end offsets
     replay.py        the limit: prebuilt Produce requests through a bare socket
-    proxy.py         a distance: the same brokers, so many milliseconds away
+    proxy.py         a distance: testing's proxy in a process of its own
     report.py        medians, ratios and losses as Markdown
     plots.py         the same as SVG
     instructions.py  instructions per operation, counted by valgrind

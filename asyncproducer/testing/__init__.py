@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from asyncproducer.testing.faults import Fault, ReceivedRequest
     from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable
     from asyncproducer.testing.network import MemoryNetwork
+    from asyncproducer.testing.proxy import FaultPlan, FaultProxy, ProxyFault
     from asyncproducer.testing.raw_client import RawClient
     from asyncproducer.testing.transactions import TransactionState
 
@@ -23,9 +24,12 @@ __all__ = [
     "DeadlockError",
     "EmbeddedCluster",
     "Fault",
+    "FaultPlan",
+    "FaultProxy",
     "KafkaCluster",
     "KafkaUnavailable",
     "MemoryNetwork",
+    "ProxyFault",
     "RawClient",
     "ReceivedRequest",
     "StoredRecord",
@@ -38,9 +42,12 @@ _MODULES = {
     "DeadlockError": "clock",
     "EmbeddedCluster": "broker",
     "Fault": "faults",
+    "FaultPlan": "proxy",
+    "FaultProxy": "proxy",
     "KafkaCluster": "kafka",
     "KafkaUnavailable": "kafka",
     "MemoryNetwork": "network",
+    "ProxyFault": "proxy",
     "RawClient": "raw_client",
     "ReceivedRequest": "faults",
     "StoredRecord": "batches",
