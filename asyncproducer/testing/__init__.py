@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from asyncproducer.testing.clock import DeadlockError, VirtualTimeLoop
     from asyncproducer.testing.faults import Fault, ReceivedRequest
     from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable
+    from asyncproducer.testing.ledger import Ledger, Verdict
     from asyncproducer.testing.network import MemoryNetwork
     from asyncproducer.testing.proxy import FaultPlan, FaultProxy, ProxyFault
     from asyncproducer.testing.raw_client import RawClient
@@ -28,6 +29,7 @@ __all__ = [
     "FaultProxy",
     "KafkaCluster",
     "KafkaUnavailable",
+    "Ledger",
     "MemoryNetwork",
     "ProxyFault",
     "RawClient",
@@ -35,6 +37,7 @@ __all__ = [
     "StoredRecord",
     "TransactionState",
     "TransactionView",
+    "Verdict",
     "VirtualTimeLoop",
 ]
 
@@ -46,6 +49,7 @@ _MODULES = {
     "FaultProxy": "proxy",
     "KafkaCluster": "kafka",
     "KafkaUnavailable": "kafka",
+    "Ledger": "ledger",
     "MemoryNetwork": "network",
     "ProxyFault": "proxy",
     "RawClient": "raw_client",
@@ -53,6 +57,7 @@ _MODULES = {
     "StoredRecord": "batches",
     "TransactionState": "transactions",
     "TransactionView": "broker",
+    "Verdict": "ledger",
     "VirtualTimeLoop": "clock",
 }
 

@@ -1,0 +1,224 @@
+"""Numbered records: what was sent, what the producer said of each one, and what the log holds.
+
+    ledger = Ledger()
+    for _ in range(1000):
+        key, value = ledger.next_record()
+        ledger.track(await producer.enqueue("t", value, key=key), now=loop.time())
+    await producer.flush()
+    for ...:                                   # what an independent consumer reads
+        ledger.read(partition, offset, key, value)
+    verdict = ledger.verdict()
+    assert verdict.clean, verdict
+
+Record n has n in its value, and the n-th key, modulo the number of keys. They must be sent by one
+task, one after the other: then the numbers ascend in each partition, whatever was retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from array import array
+from collections.abc import Sequence
+from functools import partial
+
+from asyncproducer.core.delivery import Delivery
+
+__all__ = ["Ledger", "Verdict", "percentile"]
+
+_OPEN, _ACKNOWLEDGED, _NO, _MAYBE, _YES, _REFUSED = range(6)
+_FAILED = {"no": _NO, "maybe": _MAYBE, "yes": _YES}
+
+
+@dataclasses.dataclass(slots=True)
+class Verdict:
+    """What became of the records of a run."""
+
+    sent: int = 0
+    #: The call raised: nothing was sent.
+    refused: int = 0
+    acknowledged: int = 0
+    #: Failed, by what the error said of the log.
+    failed_no: int = 0
+    failed_maybe: int = 0
+    failed_yes: int = 0
+    #: Records of this run in the log, each time.
+    in_log: int = 0
+    #: Of those that failed with "maybe": in the log after all.
+    maybe_in_log: int = 0
+    #: Acknowledged, without an offset: by acks=0, or as what an earlier attempt had stored.
+    place_unknown: int = 0
+    #: In the log, of somebody else.
+    foreign: int = 0
+
+    # What must not be.
+
+    #: Acknowledged, and not in the log.
+    lost: int = 0
+    #: There more than once: each time after the first.
+    doubled: int = 0
+    #: Behind a record of its partition that was sent later.
+    reordered: int = 0
+    #: On another partition than the first record of its key.
+    split_keys: int = 0
+    #: Not at the partition and offset that the acknowledgement told.
+    misplaced: int = 0
+    #: In the log, although the error, or the call, said that it is not.
+    denied: int = 0
+    #: Not in the log, although the error said that it is.
+    claimed: int = 0
+    #: In the log with another key or value than was sent.
+    altered: int = 0
+    #: Neither acknowledged nor failed.
+    unresolved: int = 0
+
+    @property
+    def failed(self) -> int:
+        """Records whose delivery ended with an error."""
+        return self.failed_no + self.failed_maybe + self.failed_yes
+
+    @property
+    def unexplained(self) -> int:
+        """What contradicts what the producer said."""
+        return self.misplaced + self.denied + self.claimed + self.altered + self.unresolved
+
+    @property
+    def clean(self) -> bool:
+        """Nothing lost, doubled, reordered or unexplained. Records may have failed."""
+        wrong = self.lost + self.doubled + self.reordered + self.split_keys + self.unexplained
+        return wrong == 0
+
+
+class Ledger:
+    """The books of one run, on one event loop. See the module's text.
+
+    `keys`: how many, 0 for records without a key. `size`: bytes of a value, at least.
+    """
+
+    def __init__(self, *, keys: int = 1000, size: int = 100) -> None:
+        self._keys = keys
+        self._size = size
+        self._prefix = b"%s " % secrets.token_hex(8).encode()
+        self._states = bytearray()
+        self._partitions = array("i")
+        self._offsets = array("q")
+        self._seen = bytearray()
+        #: Seconds from the call to the acknowledgement.
+        self.latencies = array("d")
+        #: One error of each kind, as it was told.
+        self.errors: dict[str, str] = {}
+        #: How many records have no end yet.
+        self.open = 0
+        self._last: dict[int, int] = {}
+        self._place_of: dict[bytes | None, int] = {}
+        self._verdict = Verdict()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def next_record(self) -> tuple[bytes | None, bytes]:
+        """Key and value of the record that is to be sent next."""
+        number = len(self._states)
+        self._states.append(_OPEN)
+        self._partitions.append(-1)
+        self._offsets.append(-1)
+        return self._record(number)
+
+    def _record(self, number: int) -> tuple[bytes | None, bytes]:
+        key = b"key-%d" % (number % self._keys) if self._keys else None
+        return key, (self._prefix + b"%d " % number).ljust(self._size, b".")
+
+    def track(self, delivery: Delivery, now: float) -> None:
+        """The last record was taken; `now`: the loop's time before the call."""
+        self.open += 1
+        delivery.add_done_callback(partial(self._ended, len(self._states) - 1, now))
+
+    def refuse(self, error: Exception) -> None:
+        """The call for the last record raised this."""
+        self._states[-1] = _REFUSED
+        self._note(error)
+
+    def _ended(self, number: int, since: float, delivery: Delivery) -> None:
+        self.open -= 1
+        error = delivery.exception()
+        if error is None:
+            metadata = delivery.result()
+            self._states[number] = _ACKNOWLEDGED
+            self._partitions[number] = metadata.partition
+            self._offsets[number] = metadata.offset
+            self.latencies.append(asyncio.get_running_loop().time() - since)
+        else:
+            self._states[number] = _FAILED[error.persisted]
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        self.errors.setdefault(type(error).__name__, str(error))
+
+    def read(self, partition: int, offset: int, key: bytes | None, value: bytes | None) -> None:
+        """A record that the log holds. The records of a partition must come in their order."""
+        verdict = self._verdict
+        if value is None or not value.startswith(self._prefix):
+            verdict.foreign += 1
+            return
+        verdict.in_log += 1
+        digits = value[len(self._prefix) :].split(b" ", 1)[0]
+        number = int(digits) if digits.isdigit() else -1
+        if not 0 <= number < len(self._states) or (key, value) != self._record(number):
+            verdict.altered += 1
+            return
+        if not self._seen:
+            self._seen = bytearray(len(self._states))
+        if self._seen[number]:
+            verdict.doubled += 1
+            return
+        self._seen[number] = 1
+        if number < self._last.get(partition, -1):
+            verdict.reordered += 1
+        else:
+            self._last[partition] = number
+        if key is not None and self._place_of.setdefault(key, partition) != partition:
+            verdict.split_keys += 1
+        state = self._states[number]
+        if state == _ACKNOWLEDGED and self._offsets[number] >= 0:
+            told = (self._partitions[number], self._offsets[number])
+            verdict.misplaced += told != (partition, offset)
+        verdict.denied += state in (_NO, _REFUSED)
+        verdict.maybe_in_log += state == _MAYBE
+
+    def verdict(self) -> Verdict:
+        """What became of all records, by what was read so far."""
+        states, offsets = self._states, self._offsets
+        seen = self._seen or bytes(len(states))
+        return dataclasses.replace(
+            self._verdict,
+            sent=len(states),
+            refused=states.count(_REFUSED),
+            acknowledged=states.count(_ACKNOWLEDGED),
+            failed_no=states.count(_NO),
+            failed_maybe=states.count(_MAYBE),
+            failed_yes=states.count(_YES),
+            unresolved=states.count(_OPEN),
+            lost=len(self.missing()),
+            claimed=sum(s == _YES and not found for s, found in zip(states, seen, strict=True)),
+            place_unknown=sum(
+                s == _ACKNOWLEDGED and offset < 0 for s, offset in zip(states, offsets, strict=True)
+            ),
+        )
+
+    def missing(self) -> list[tuple[int, int, int]]:
+        """Number, and told partition and offset, of acknowledged records that were not read."""
+        seen = self._seen or bytes(len(self._states))
+        return [
+            (number, self._partitions[number], self._offsets[number])
+            for number, state in enumerate(self._states)
+            if state == _ACKNOWLEDGED and not seen[number]
+        ]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that this share of all values does not exceed; 0.0 of none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
