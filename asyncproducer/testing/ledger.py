@@ -62,7 +62,7 @@ class Verdict:
     reordered: int = 0
     #: On another partition than the first record of its key.
     split_keys: int = 0
-    #: Not at the partition and offset that the acknowledgement told.
+    #: In the log, but not at the partition and offset that the acknowledgement told.
     misplaced: int = 0
     #: In the log, although the error, or the call, said that it is not.
     denied: int = 0
@@ -104,6 +104,7 @@ class Ledger:
         self._partitions = array("i")
         self._offsets = array("q")
         self._seen = bytearray()
+        self._placed = bytearray()
         #: Seconds from the call to the acknowledgement.
         self.latencies = array("d")
         #: One error of each kind, as it was told.
@@ -169,6 +170,9 @@ class Ledger:
             return
         if not self._seen:
             self._seen = bytearray(len(self._states))
+            self._placed = bytearray(len(self._states))
+        if (self._partitions[number], self._offsets[number]) == (partition, offset):
+            self._placed[number] = 1
         if self._seen[number]:
             verdict.doubled += 1
             return
@@ -180,9 +184,6 @@ class Ledger:
         if key is not None and self._place_of.setdefault(key, partition) != partition:
             verdict.split_keys += 1
         state = self._states[number]
-        if state == _ACKNOWLEDGED and self._offsets[number] >= 0:
-            told = (self._partitions[number], self._offsets[number])
-            verdict.misplaced += told != (partition, offset)
         verdict.denied += state in (_NO, _REFUSED)
         verdict.maybe_in_log += state == _MAYBE
 
@@ -190,6 +191,7 @@ class Ledger:
         """What became of all records, by what was read so far."""
         states, offsets = self._states, self._offsets
         seen = self._seen or bytes(len(states))
+        placed = self._placed or seen
         return dataclasses.replace(
             self._verdict,
             sent=len(states),
@@ -200,6 +202,10 @@ class Ledger:
             failed_yes=states.count(_YES),
             unresolved=states.count(_OPEN),
             lost=len(self.missing()),
+            misplaced=sum(
+                s == _ACKNOWLEDGED and offset >= 0 and found and not right
+                for s, offset, found, right in zip(states, offsets, seen, placed, strict=True)
+            ),
             claimed=sum(s == _YES and not found for s, found in zip(states, seen, strict=True)),
             place_unknown=sum(
                 s == _ACKNOWLEDGED and offset < 0 for s, offset in zip(states, offsets, strict=True)

@@ -107,6 +107,16 @@ def test_a_place_that_was_told_wrong_is_misplaced(
     assert verdict.split_keys == ("partition" in change)
 
 
+def test_which_of_two_copies_was_told_does_not_matter(sent: tuple[Ledger, list[Any]]) -> None:
+    """Sent again without idempotence, it is the second one that is acknowledged."""
+    ledger, (first, *others) = sent
+    partition, offset, key, value = first
+    for record in [(partition, offset + 7, key, value), *others, first]:
+        ledger.read(*record)
+    verdict = ledger.verdict()
+    assert (verdict.doubled, verdict.misplaced) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [(b"other", None), (None, None), (b"key-0", b"x"), (b"key-0", b"999 "), (b"key-1", None)],
