@@ -291,15 +291,18 @@ class KafkaCluster:
         self._faulty(node).resume(node)
         self._paused.discard(node)
 
-    def restart(self, node: int, *, timeout_s: float = 60.0) -> None:
+    def restart(self, node: int, *, new_port: bool = False, timeout_s: float = 60.0) -> None:
         """Starts a node again on its files, killing it first if it runs; blocks until it is back.
 
-        Back means: all running nodes, itself included, list all running nodes.
+        Back means: all running nodes, itself included, list all running nodes. With `new_port`
+        it comes back at another address. Raises KafkaUnavailable where that cannot be (Docker).
         """
         nodes = self._faulty(node)
         if nodes.alive(node):
             nodes.kill(node)
         self._gone(node)
+        if new_port:
+            self._addresses[node] = nodes.move(node)
         nodes.start(node)
         self._down.discard(node)
         self._wait_ready(time.monotonic() + timeout_s)
@@ -375,7 +378,10 @@ class KafkaCluster:
                 )
             self.admin.features(node)
             view = self.view(node=node)
-            if view.controller_id < 0 or not view.brokers.keys() >= set(self.running):
+            if view.controller_id < 0:
+                return False
+            # The address as well: a node that has moved is known at its old one for a while.
+            if any(view.brokers.get(other) != self._addresses[other] for other in self.running):
                 return False
         return True
 

@@ -16,6 +16,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
+from kio.schema.alter_partition_reassignments.v0.request import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from kio.schema.alter_partition_reassignments.v0.response import (
+    AlterPartitionReassignmentsResponse,
+)
 from kio.schema.api_versions.v3.request import ApiVersionsRequest
 from kio.schema.api_versions.v3.response import ApiVersionsResponse
 from kio.schema.create_topics.v7.request import (
@@ -26,7 +34,15 @@ from kio.schema.create_topics.v7.request import (
 from kio.schema.create_topics.v7.response import CreateTopicsResponse
 from kio.schema.delete_topics.v5.request import DeleteTopicsRequest
 from kio.schema.delete_topics.v5.response import DeleteTopicsResponse
+from kio.schema.elect_leaders.v2.request import ElectLeadersRequest, TopicPartitions
+from kio.schema.elect_leaders.v2.response import ElectLeadersResponse
 from kio.schema.errors import ErrorCode
+from kio.schema.incremental_alter_configs.v1.request import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from kio.schema.incremental_alter_configs.v1.response import IncrementalAlterConfigsResponse
 from kio.schema.list_offsets.v7.request import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -46,6 +62,8 @@ R = TypeVar("R", bound=ResponsePayload)
 
 _LATEST_TIMESTAMP = -1  # ListOffsets: "the end of the log"
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
+_PREFERRED = 0  # ElectLeaders: the first replica
+_TOPIC, _SET = 2, 0  # IncrementalAlterConfigs: a kind of resource, an operation
 
 
 class AdminError(RuntimeError):
@@ -166,13 +184,84 @@ class Admin:
         answer = self._ask(
             DeleteTopicsRequest(
                 topic_names=tuple(TopicName(name) for name in names),
-                timeout=i32Timedelta.parse(timedelta(seconds=self._timeout_s)),
+                timeout=self._timeout,
             ),
             DeleteTopicsResponse,
             None,
         )
         for topic in answer.responses:
             _check(f"delete topic {topic.name}", topic.error_code, topic.error_message)
+
+    def alter_topic(self, name: str, configs: Mapping[str, str]) -> None:
+        """Changes configs of a topic; brokers hear of it a little later."""
+        answer = self._ask(
+            IncrementalAlterConfigsRequest(
+                resources=(
+                    AlterConfigsResource(
+                        resource_type=i8(_TOPIC),
+                        resource_name=name,
+                        configs=tuple(
+                            AlterableConfig(name=key, config_operation=i8(_SET), value=value)
+                            for key, value in configs.items()
+                        ),
+                    ),
+                ),
+                validate_only=False,
+            ),
+            IncrementalAlterConfigsResponse,
+            None,
+        )
+        for topic in answer.responses:
+            _check(f"alter topic {name}", topic.error_code, topic.error_message)
+
+    def elect_preferred_leaders(self, topic: str, *partitions: int) -> None:
+        """Makes the first replica of each partition its leader, where it is not."""
+        answer = self._ask(
+            ElectLeadersRequest(
+                election_type=i8(_PREFERRED),
+                topic_partitions=(
+                    TopicPartitions(
+                        topic=TopicName(topic), partitions=tuple(i32(p) for p in partitions)
+                    ),
+                ),
+                timeout=self._timeout,
+            ),
+            ElectLeadersResponse,
+            None,
+        )
+        _check(f"elect leaders of {topic}", answer.error_code)
+        for result in answer.replica_election_results:
+            for partition in result.partition_result:
+                if partition.error_code is not ErrorCode.election_not_needed:
+                    what = f"elect the leader of {topic}-{partition.partition_id}"
+                    _check(what, partition.error_code, partition.error_message)
+
+    def reassign(self, topic: str, replicas: Mapping[int, Sequence[int]]) -> None:
+        """Begins to move partitions to these nodes, the preferred leader first."""
+        answer = self._ask(
+            AlterPartitionReassignmentsRequest(
+                timeout=self._timeout,
+                topics=(
+                    ReassignableTopic(
+                        name=TopicName(topic),
+                        partitions=tuple(
+                            ReassignablePartition(
+                                partition_index=i32(partition),
+                                replicas=tuple(BrokerId(node) for node in nodes),
+                            )
+                            for partition, nodes in replicas.items()
+                        ),
+                    ),
+                ),
+            ),
+            AlterPartitionReassignmentsResponse,
+            None,
+        )
+        _check(f"reassign {topic}", answer.error_code, answer.error_message)
+        for result in answer.responses:
+            for partition in result.partitions:
+                what = f"reassign {topic}-{partition.partition_index}"
+                _check(what, partition.error_code, partition.error_message)
 
     def end_offsets(self, topic: str, *, committed: bool = False) -> dict[int, int]:
         """The offset after the last record of each partition.
@@ -218,6 +307,10 @@ class Admin:
         for partition in answer.topics[0].partitions:
             _check(f"end offset of {topic}-{partition.partition_index}", partition.error_code)
             yield partition.partition_index, partition.offset
+
+    @property
+    def _timeout(self) -> i32Timedelta:
+        return i32Timedelta.parse(timedelta(seconds=self._timeout_s))
 
     def _ask(self, request: RequestPayload, response_type: type[R], node: int | None) -> R:
         addresses = self._addresses

@@ -65,6 +65,13 @@ class Nodes(Protocol):
         """Starts a node, on its files if it ran before; does not wait until it is ready."""
         ...
 
+    def move(self, node: int) -> tuple[str, int]:
+        """Gives a node that is down another address, for its next start.
+
+        Raises KafkaUnavailable where that cannot be.
+        """
+        ...
+
     def kill(self, node: int) -> None:
         """Ends it at once; returns when it is gone."""
         ...
@@ -319,6 +326,16 @@ class JvmNodes:
         self._processes[node] = process
         self._tell_reaper("+", process)
 
+    def move(self, node: int) -> tuple[str, int]:
+        host, old = self.addresses[node]
+        (new,) = free_ports(1)
+        config = self._config(node)
+        config.write_text(
+            re.sub(rf"{re.escape(host)}:{old}\b", f"{host}:{new}", config.read_text())
+        )
+        self.addresses[node] = host, new
+        return self.addresses[node]
+
     def kill(self, node: int) -> None:
         self._processes[node].kill()
         self._reap(node, None)
@@ -553,6 +570,9 @@ class DockerNodes:
         else:
             self._created.add(node)
             container.start()
+
+    def move(self, node: int) -> tuple[str, int]:
+        raise KafkaUnavailable("a container keeps its port: a node moves only with local JVMs")
 
     def kill(self, node: int) -> None:
         self._containers[node].get_wrapped_container().kill()

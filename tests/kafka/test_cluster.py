@@ -201,6 +201,40 @@ def test_a_stopped_node_hands_its_leaders_over(
     assert leader not in state.isr
 
 
+def test_a_node_comes_back_at_another_address(
+    kafka3: KafkaCluster, fresh_topic: FreshTopic
+) -> None:
+    topic = fresh_topic(cluster=kafka3)
+    old = kafka3.addresses[2]
+    kafka3.restart(2, new_port=True)
+    assert kafka3.addresses[2] != old
+    assert [kafka3.view(node=node).brokers[2] for node in (1, 2, 3)] == [kafka3.addresses[2]] * 3
+    kafka3.wait_until(lambda: sorted(kafka3.topic(topic)[0].isr) == [1, 2, 3])
+
+
+def test_leaders_move_when_they_are_told_to(kafka3: KafkaCluster, fresh_topic: FreshTopic) -> None:
+    topic = fresh_topic(2, cluster=kafka3)
+    before = kafka3.topic(topic)
+    turned = {p: (*view.replicas[1:], view.replicas[0]) for p, view in before.items()}
+    kafka3.admin.reassign(topic, turned)
+    kafka3.wait_until(lambda: {p: v.replicas for p, v in kafka3.topic(topic).items()} == turned)
+    kafka3.admin.elect_preferred_leaders(topic, 0, 1)
+    leaders = {partition: nodes[0] for partition, nodes in turned.items()}
+    kafka3.wait_until(lambda: {p: v.leader for p, v in kafka3.topic(topic).items()} == leaders)
+    kafka3.admin.elect_preferred_leaders(topic, 0, 1)  # nothing to do is no error
+    with pytest.raises(AdminError, match=f"{topic}-7"):
+        kafka3.admin.elect_preferred_leaders(topic, 7)
+    with pytest.raises(AdminError, match=f"reassign {topic}-0: invalid_replica_assignment"):
+        kafka3.admin.reassign(topic, {0: [99]})
+
+
+def test_a_topic_can_be_altered(kafka3: KafkaCluster, fresh_topic: FreshTopic) -> None:
+    topic = fresh_topic(cluster=kafka3)
+    kafka3.admin.alter_topic(topic, {"min.insync.replicas": "3"})
+    with pytest.raises(AdminError, match="alter topic"):
+        kafka3.admin.alter_topic(topic, {"min.insync.replicas": "many"})
+
+
 def test_heal_brings_all_nodes_back(kafka3: KafkaCluster) -> None:
     kafka3.kill(1)
     kafka3.pause(2)

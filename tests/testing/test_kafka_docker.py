@@ -163,6 +163,8 @@ def test_faults_reach_the_engine_and_a_restart_keeps_the_container(engine: Engin
         assert engine.states == {"c1": state}
         assert nodes.alive(1) is alive
     assert "log of c1" in nodes.log(1)
+    with pytest.raises(KafkaUnavailable, match="keeps its port"):
+        nodes.move(1)
     nodes.terminate(1, timeout_s=5)
     assert engine.states == {"c1": "exited"}
     nodes.close()
