@@ -27,7 +27,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from asyncproducer.testing.messages import (
     MalformedRequest,
@@ -232,6 +232,13 @@ class Injected:
     fault: ProxyFault
 
 
+class _Met(NamedTuple):
+    """A request has met a rule, which does this to it."""
+
+    rule: _Rule
+    fault: ProxyFault
+
+
 class _Rule:
     def __init__(self, fault: ProxyFault, rng: random.Random) -> None:
         self.fault = fault
@@ -239,7 +246,7 @@ class _Rule:
         self._seen = 0
         self._hits = 0
 
-    def take(self, api: str | None, node: int | None, *, taken: bool) -> ProxyFault | None:
+    def take(self, api: str | None, node: int | None, *, taken: bool) -> _Met | None:
         """The exact fault if this request meets it; `taken`: another rule was first."""
         fault = self.fault
         if fault.api not in (None, api) or fault.node not in (None, node):
@@ -250,7 +257,11 @@ class _Rule:
         if taken or (fault.times is not None and self._hits >= fault.times):
             return None
         self._hits += 1
-        return dataclasses.replace(fault, after=self._seen - 1, chance=1.0, times=1)
+        return _Met(self, dataclasses.replace(fault, after=self._seen - 1, chance=1.0, times=1))
+
+    def give_back(self) -> None:
+        """The answer that the fault was for did not come."""
+        self._hits -= 1
 
 
 # -- the proxy -------------------------------------------------------------------------------
@@ -281,6 +292,7 @@ class FaultProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._node_ids: dict[_Address, int] = {}
         self._began = 0.0
+        self._news = asyncio.Event()
         for fault in plan.faults:
             self.inject(fault)
 
@@ -325,17 +337,23 @@ class FaultProxy:
         """Removes all rules. What they have begun goes on for its time."""
         self._rules.clear()
 
+    async def happened(self, count: int) -> None:
+        """Waits until so many faults have happened in all. Cancelling does no harm."""
+        while len(self.injected) < count:
+            self._news.clear()
+            await self._news.wait()
+
     def replay(self) -> FaultPlan:
         """A plan with just the faults that have happened, each with the request that it met."""
         return FaultPlan([injected.fault for injected in self.injected], self._seed)
 
     # -- what the connections ask
 
-    def _met(self, address: _Address, api_key: int | None) -> ProxyFault | None:
+    def _met(self, address: _Address, api_key: int) -> _Met | None:
         """The fault that this request meets."""
-        api = None if api_key is None else _APIS.get(api_key)
+        api = _APIS.get(api_key)
         node = self._node_ids.get(address)
-        met: ProxyFault | None = None
+        met: _Met | None = None
         for rule in self._rules:
             met = rule.take(api, node, taken=met is not None) or met
         return met
@@ -343,6 +361,7 @@ class FaultProxy:
     def _note(self, address: _Address, fault: ProxyFault) -> None:
         at = asyncio.get_running_loop().time() - self._began
         self.injected.append(Injected(round(at, 3), self._node_ids.get(address), fault))
+        self._news.set()
 
     async def _gate(self, address: _Address) -> _Gate:
         """Where this broker is reached through the proxy; listens there from the first call on."""
@@ -458,7 +477,7 @@ class _Connection:
         self._writer = writer
         self._far_writer: asyncio.StreamWriter | None = None
         #: Requests without an answer: correlation id -> API key, version, fault of the answer.
-        self._asked: dict[int, tuple[int, int, ProxyFault | None]] = {}
+        self._asked: dict[int, tuple[int, int, _Met | None]] = {}
         self._bytes_per_second = 0
         self._throttled_until = 0.0
         self._dark = False
@@ -480,6 +499,9 @@ class _Connection:
             if self._pumping is not None:
                 self._pumping.cancel()
             self._gate.connections.discard(self)
+            for _, _, met in self._asked.values():
+                if met is not None:
+                    met.rule.give_back()
             self._writer.close()
             if self._far_writer is not None:
                 self._far_writer.close()
@@ -548,16 +570,17 @@ class _Connection:
             header = decode_header(data[4:12])
         except MalformedRequest:  # a bare SASL token
             return _Frame(data)
-        fault = self._proxy._met(self._gate.address, header.api_key)
-        kind = None if fault is None else fault.kind
-        of_answer = kind in ("cut_after", "truncate_answer", "delay")
+        met = self._proxy._met(self._gate.address, header.api_key)
+        of_answer = met is not None and met.fault.kind in ("cut_after", "truncate_answer", "delay")
         self._asked[header.correlation_id] = (
             header.api_key,
             header.api_version,
-            fault if of_answer else None,
+            met if of_answer else None,
         )
-        if fault is None or of_answer:
+        if met is None or of_answer:
             return _Frame(data)
+        fault = met.fault
+        kind = fault.kind
         self._proxy._note(self._gate.address, fault)
         if kind == "throttle":
             now = asyncio.get_running_loop().time()
@@ -581,11 +604,12 @@ class _Connection:
         # Answers keep the order of the requests: those before it will not be answered (acks=0).
         while (oldest := next(iter(self._asked))) != correlation_id:
             del self._asked[oldest]
-        api_key, version, fault = self._asked.pop(correlation_id)
+        api_key, version, met = self._asked.pop(correlation_id)
         if version >= _WITH_ADDRESSES.get(api_key, version + 1):
             data = await self._proxy._through_us(api_key, version, data)
-        if fault is None:
+        if met is None:
             return _Frame(data)
+        fault = met.fault
         self._proxy._note(self._gate.address, fault)
         if fault.kind == "delay":
             return _Frame(data, extra_delay=fault.seconds)

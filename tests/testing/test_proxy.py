@@ -294,6 +294,34 @@ async def test_a_fault_may_be_for_one_broker_only(cluster: EmbeddedCluster) -> N
         assert {injected.node for injected in proxy.injected} == {node}
 
 
+async def test_a_fault_of_an_answer_that_does_not_come_is_for_the_next_one(
+    cluster: EmbeddedCluster,
+) -> None:
+    plan = FaultPlan([fault_of("cut_after")])
+    cluster.inject(api="produce", drop="before")
+    async with (
+        FaultProxy(cluster.bootstrap_servers, plan) as proxy,
+        Producer(proxy.bootstrap_servers) as producer,
+    ):
+        await producer.send("t", b"v")
+        assert producer.metrics()["record_retry_total"] == 2
+        assert proxy.counts == {"cut_after": 1}
+
+
+async def test_who_waits_for_a_fault_hears_of_it(cluster: EmbeddedCluster) -> None:
+    async with (
+        FaultProxy(cluster.bootstrap_servers) as proxy,
+        Producer(proxy.bootstrap_servers) as producer,
+    ):
+        await proxy.happened(0)
+        waiting = [asyncio.create_task(proxy.happened(n)) for n in (1, 2, 2)]
+        for ended in (1, 3):
+            proxy.inject(fault_of("cut_before"))
+            await producer.send("t", b"v")
+            await asyncio.sleep(0)
+            assert sum(task.done() for task in waiting) == ended
+
+
 async def test_rules_can_be_taken_away(cluster: EmbeddedCluster) -> None:
     async with (
         FaultProxy(cluster.bootstrap_servers) as proxy,
