@@ -1,0 +1,333 @@
+"""A cluster that changes under a whole producer: topics, connections, names, addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from asyncproducer import DeliveryTimeout, Producer
+from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
+from asyncproducer.testing.network import MemoryLink, MemoryServer
+
+pytestmark = pytest.mark.virtual_time
+
+New = Callable[..., Producer[Any, Any]]
+
+#: Produce names topics by their ids from version 13 on.
+BY_NAME = {0: (3, 12)}
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def values(cluster: EmbeddedCluster, topic: str = "t", partition: int = 0) -> list[bytes | None]:
+    return [record.value for record in cluster.records(topic, partition)]
+
+
+def servers_of(network: MemoryNetwork) -> list[MemoryServer]:
+    return list(network._servers.values())
+
+
+# -- topics that are deleted and made again ----------------------------------------------------
+
+
+@pytest.fixture(params=[None, BY_NAME], ids=["by id", "by name"])
+async def topics_cluster(
+    request: pytest.FixtureRequest, network: MemoryNetwork
+) -> AsyncIterator[EmbeddedCluster]:
+    async with EmbeddedCluster(
+        brokers=2,
+        topics={"t": 1, "t4": 4},
+        network=network,
+        auto_create_topics=False,
+        request_versions=request.param,
+    ) as cluster:
+        yield cluster
+
+
+def recreate(cluster: EmbeddedCluster, topic: str, partitions: int) -> None:
+    cluster.delete_topic(topic)
+    cluster.create_topic(topic, partitions=partitions)
+
+
+async def test_a_topic_that_is_made_again_is_written_from_its_start(
+    topics_cluster: EmbeddedCluster, network: MemoryNetwork
+) -> None:
+    """No epoch is bumped: a broker takes any sequence of a producer that it does not know."""
+    cluster = topics_cluster
+    async with Producer(cluster.bootstrap_servers, connector=network) as producer:
+        for n in range(3):
+            assert (await producer.send("t", b"old %d" % n)).offset == n
+        recreate(cluster, "t", 1)
+        for n in range(3):
+            assert (await producer.send("t", b"new %d" % n)).offset == n
+        assert producer.metrics()["record_error_total"] == 0
+    assert values(cluster) == [b"new 0", b"new 1", b"new 2"]
+
+
+async def test_what_is_under_way_when_its_topic_is_made_again_goes_into_the_new_one(
+    topics_cluster: EmbeddedCluster, network: MemoryNetwork
+) -> None:
+    cluster = topics_cluster
+    async with Producer(cluster.bootstrap_servers, connector=network, batch_size=0) as producer:
+        await producer.send("t", b"before")
+        fault = cluster.inject(api="produce", hold=True)
+        # The broker does the first one, and does not answer; others are in flight behind it.
+        first = await producer.enqueue("t", b"first")
+        deliveries = [await producer.enqueue("t", b"%d" % n) for n in range(20)]
+        await fault.reached()
+        assert values(cluster) == [b"before", b"first"]
+        recreate(cluster, "t", 1)
+        fault.release()
+        assert (await first).offset == 1
+        sent = [await delivery for delivery in deliveries]
+    assert [int(value or b"") for value in values(cluster)] == list(range(20))
+    assert [metadata.offset for metadata in sent] == list(range(20))
+
+
+async def test_records_wait_for_a_topic_that_is_away_and_fail_when_it_stays_away(
+    topics_cluster: EmbeddedCluster, network: MemoryNetwork
+) -> None:
+    cluster = topics_cluster
+    async with Producer(
+        cluster.bootstrap_servers,
+        connector=network,
+        delivery_timeout_ms=20_000,
+        request_timeout_ms=5_000,
+    ) as producer:
+        await producer.send("t", b"before")
+        cluster.delete_topic("t")
+        waiting = await producer.enqueue("t", b"waits")
+        await asyncio.sleep(10)
+        assert not waiting.done()
+        cluster.create_topic("t", partitions=1)
+        assert (await waiting).offset == 0
+        cluster.delete_topic("t")
+        with pytest.raises(DeliveryTimeout) as caught:
+            await producer.send("t", b"never")
+        assert caught.value.persisted == "no"
+        # The other topic has not noticed.
+        assert (await producer.send("t4", b"other", partition=0)).offset == 0
+
+
+async def test_a_topic_that_comes_back_smaller_or_larger(
+    topics_cluster: EmbeddedCluster, network: MemoryNetwork
+) -> None:
+    """Records for partitions that are gone fail, in time; keys find those that are there."""
+    cluster = topics_cluster
+    async with Producer(
+        cluster.bootstrap_servers,
+        connector=network,
+        delivery_timeout_ms=5_000,
+        request_timeout_ms=1_000,
+        max_block_ms=2_000,
+    ) as producer:
+        for partition in range(4):
+            await producer.send("t4", b"old", partition=partition)
+        recreate(cluster, "t4", 2)
+        with pytest.raises(DeliveryTimeout) as caught:
+            await producer.send("t4", b"lost its place", partition=3)
+        assert caught.value.persisted == "no"
+        assert len(await producer.partitions_for("t4")) == 2
+        sent = await producer.send_many("t4", [b"%d" % n for n in range(100)])
+        assert sent.acknowledged == 100
+        recreate(cluster, "t4", 6)
+        await producer.send("t4", b"v", partition=0)
+        await producer.send("t4", b"v", partition=5)
+    assert values(cluster, "t4", 5) == [b"v"]
+
+
+# -- connections that die in silence -----------------------------------------------------------
+
+
+async def test_connections_that_brokers_close_when_idle_are_made_again_without_a_retry(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t", "t4")
+        for n in range(3):
+            assert cluster.kill_connections(1) + cluster.kill_connections(2) > 0
+            await asyncio.sleep(600)
+            before = now()
+            assert (await producer.send("t", b"%d" % n)).offset == n
+            assert now() - before < 0.1
+        metrics = producer.metrics()
+        assert metrics["record_retry_total"] == metrics["record_error_total"] == 0
+
+
+def half_open(link: MemoryLink) -> None:
+    """As when a router in between has forgotten the connection: no end is told of it."""
+    link.to_server.black_hole()
+    link.to_client.black_hole()
+
+
+@pytest.mark.parametrize("idle", [0, 100, 10_000], ids=["at once", "after a while", "after hours"])
+async def test_a_half_open_connection_costs_a_request_timeout_and_no_record(
+    cluster: EmbeddedCluster, network: MemoryNetwork, new_producer: New, idle: float
+) -> None:
+    """After hours it costs nothing: we have closed it ourselves when it was idle."""
+    async with new_producer(request_timeout_ms=5_000) as producer:
+        await producer.send("t", b"before")
+        for link in network.links:
+            half_open(link)
+        await asyncio.sleep(idle)
+        began = now()
+        sent = await asyncio.gather(*(producer.send("t", b"%d" % n) for n in range(10)))
+        took = now() - began
+        assert took < 6
+        assert (took > 4.9) is (idle < 1000)
+    assert [metadata.offset for metadata in sent] == list(range(1, 11))
+    assert values(cluster) == [b"before", *(b"%d" % n for n in range(10))]
+
+
+async def test_a_half_open_connection_in_the_middle_of_a_stream_doubles_nothing(
+    cluster: EmbeddedCluster, network: MemoryNetwork, new_producer: New
+) -> None:
+    """The answers are lost, the requests were done."""
+    async with new_producer(request_timeout_ms=2_000, linger_ms=0, batch_size=0) as producer:
+        await producer.warm_up("t")
+        deliveries = []
+        for n in range(100):
+            deliveries.append(await producer.enqueue("t", b"%d" % n))
+            if n == 50:
+                for link in network.links:
+                    link.to_client.black_hole()
+            await asyncio.sleep(0.01)
+        for delivery in deliveries:
+            await delivery
+    assert values(cluster) == [b"%d" % n for n in range(100)]
+
+
+# -- one of three ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["hangs", "black hole", "refuses"])
+async def test_one_broker_of_three_that_is_no_good_does_not_hold_up_the_others(
+    network: MemoryNetwork, how: str
+) -> None:
+    random.seed(0)
+    async with (
+        EmbeddedCluster(brokers=3, topics={"t": 3, "later": 3}, network=network) as cluster,
+        Producer(
+            cluster.bootstrap_servers, connector=network, request_timeout_ms=3_000
+        ) as producer,
+    ):
+        for partition in range(3):
+            await producer.send("t", b"before", partition=partition)
+        bad = cluster.leader("t", 0)
+        server = next(s for s in servers_of(network) if cluster.address(bad) == f"{s.address}")
+        if how == "hangs":
+            cluster.pause(bad)
+        else:
+            server.black_hole = how == "black hole"
+            server.refuse = how == "refuses"
+            for link in server.links:
+                half_open(link) if server.black_hole else link.cut()
+        stuck = [await producer.enqueue("t", b"stuck", partition=0) for _ in range(10)]
+        began = now()
+        count = 0
+        while now() < began + 20:
+            before = now()
+            await producer.send("t", b"%d" % count, partition=1 + count % 2)
+            assert now() - before < 0.05
+            count += 1
+            await asyncio.sleep(0.05)
+        assert not any(delivery.done() for delivery in stuck)
+        # Metadata of a topic that is new is found as well: at most one request is in vain.
+        before = now()
+        good = next(p for p in range(3) if cluster.leader("later", p) != bad)
+        await producer.send("later", b"v", partition=good)
+        assert now() - before < 4
+        server.black_hole = server.refuse = False
+        cluster.resume(bad)
+        for delivery in stuck:
+            await delivery
+        assert producer.metrics()["record_error_total"] == 0
+    assert values(cluster) == [b"before", *[b"stuck"] * 10]
+
+
+# -- names and addresses -----------------------------------------------------------------------
+
+
+async def test_a_name_that_leads_elsewhere_is_looked_up_again(network: MemoryNetwork) -> None:
+    async with (
+        EmbeddedCluster(topics={"t": 1}, network=network, host="kafka") as cluster,
+        Producer(cluster.bootstrap_servers, connector=network) as producer,
+    ):
+        for n, ip in enumerate(("10.9.0.1", "10.9.0.2", "10.9.0.3")):
+            await producer.send("t", b"%d" % n)
+            await cluster.stop_broker(1)
+            waiting = await producer.enqueue("t", b"meanwhile")
+            await asyncio.sleep(5)
+            network.add_host("kafka", ip)
+            await cluster.start_broker(1)
+            await waiting
+            assert network.attempts[-1].host == ip
+    assert len(values(cluster)) == 6
+
+
+async def test_a_name_that_nobody_knows_for_a_while_is_waited_for(
+    network: MemoryNetwork,
+) -> None:
+    async with (
+        EmbeddedCluster(topics={"t": 1}, network=network, host="kafka") as cluster,
+        Producer(cluster.bootstrap_servers, connector=network) as producer,
+    ):
+        await producer.send("t", b"before")
+        (ip,) = network.hosts.pop("kafka")
+        cluster.kill_connections(1)
+        waiting = await producer.enqueue("t", b"meanwhile")
+        await asyncio.sleep(30)
+        assert not waiting.done()
+        network.add_host("kafka", ip)
+        await waiting
+    assert values(cluster) == [b"before", b"meanwhile"]
+
+
+async def test_a_cluster_whose_brokers_all_moved_is_found_by_the_bootstrap_name(
+    network: MemoryNetwork,
+) -> None:
+    """KIP-899: the known addresses are dead, and the name leads to the new ones."""
+    async with (
+        EmbeddedCluster(topics={"t": 1}, network=network, port=9092) as old,
+        EmbeddedCluster(topics={"t": 1}, network=network, host="10.9.0.1", port=9092) as new,
+    ):
+        network.add_host("bootstrap", "127.0.0.1")
+        async with Producer("bootstrap:9092", connector=network) as producer:
+            await producer.send("t", b"old")
+            network.add_host("bootstrap", "10.9.0.1")
+            await old.stop_broker(1)
+            before = now()
+            assert (await producer.send("t", b"new")).offset == 0
+            assert now() - before < 10
+    assert (values(old), values(new)) == ([b"old"], [b"new"])
+
+
+async def test_a_cluster_that_does_not_answer_any_more_is_left_for_the_bootstrap_name(
+    network: MemoryNetwork,
+) -> None:
+    """KIP-1102: the brokers take connections, and no metadata comes for the trigger time."""
+    async with (
+        EmbeddedCluster(topics={"t": 1}, network=network, port=9092) as old,
+        EmbeddedCluster(topics={"t": 1}, network=network, host="10.9.0.1", port=9092) as new,
+    ):
+        network.add_host("bootstrap", "127.0.0.1")
+        async with Producer(
+            "bootstrap:9092",
+            connector=network,
+            metadata_recovery_rebootstrap_trigger_ms=60_000,
+            request_timeout_ms=10_000,
+        ) as producer:
+            await producer.send("t", b"old")
+            network.add_host("bootstrap", "10.9.0.1")
+            for api in ("produce", "metadata"):
+                old.inject(api=api, no_answer=True, times=None)
+            before = now()
+            assert (await producer.send("t", b"new")).offset == 0
+            assert 60 < now() - before < 90
+    assert (values(old), values(new)) == ([b"old"], [b"new"])
