@@ -159,6 +159,10 @@ async def create_topic(
     from aiokafka.admin import NewTopic
 
     async with _admin(servers, arguments or {}) as admin:
+        # All of them: to ask for one by its name might create it, and creating it may be refused
+        # although it is there.
+        if topic in await admin.list_topics():
+            return False
         brokers = (await admin.describe_cluster())["brokers"]
         answer = await admin.create_topics([NewTopic(topic, partitions, min(3, len(brokers)))])
     _, code, *message = answer.topic_errors[0]
@@ -230,9 +234,10 @@ async def read(
 ) -> AsyncIterator[ReadRecord]:
     """Each record from `starts` to the present end; those of a partition in their order.
 
-    It ends early when nothing comes for `idle_ms`.
+    It ends early when nothing comes for `idle_ms`. Raises Unreachable when it may not be read.
     """
     from aiokafka import TopicPartition
+    from aiokafka.errors import TopicAuthorizationFailedError
 
     until = await ends(servers, topic, list(starts), arguments)
     left = {TopicPartition(topic, p) for p, start in starts.items() if until[p] > start}
@@ -243,7 +248,12 @@ async def read(
         for place in left:
             consumer.seek(place, starts[place.partition])
         while left:
-            fetched = await consumer.getmany(*left, timeout_ms=idle_ms)
+            try:
+                fetched = await consumer.getmany(*left, timeout_ms=idle_ms)
+            except TopicAuthorizationFailedError as error:
+                raise Unreachable(
+                    f"the topic {topic!r} may not be read back: have READ granted"
+                ) from error
             if not fetched:
                 return  # the check tells what is missing
             for place, records in fetched.items():

@@ -46,6 +46,9 @@ __all__ = ["Result", "add_parser", "run"]
 #: Where neither --records nor --seconds is given.
 RECORDS = 100_000
 
+#: How long a cluster may take to answer at all.
+PATIENCE_MS = 10_000
+
 #: The shortest sleep of a paced sender, in seconds: what is due by then is sent at once.
 TICK = 0.005
 
@@ -181,7 +184,7 @@ def run(options: argparse.Namespace) -> int:
         problem(_MISSING.format(error))
         return 2
     except AuthorizationError as error:
-        problem(f"{told(error)}. WRITE and DESCRIBE on the topic are needed to send, READ to check")
+        problem(f"{told(error)}. To send takes WRITE and DESCRIBE on the topic, to check READ.")
         return 1
     except (KafkaError, OSError, RuntimeError) as error:
         # A RuntimeError is what aiokafka's errors are, and KafkaUnavailable.
@@ -304,7 +307,13 @@ async def _verify(
 ) -> Result:
     topic = options.topic or f"asyncproducer-verify-{int(time.time())}"
     with cluster(options, console) as (servers, what):
-        arguments = security(_config(mapping, servers, plan))
+        config = _config(mapping, servers, plan)
+        # First, since nobody tells better why a cluster cannot be used.
+        async with Producer[bytes, bytes](
+            config=config.replace(max_block_ms=min(config.max_block_ms, PATIENCE_MS))
+        ):
+            pass
+        arguments = security(config)
         created = await create_topic(servers, topic, options.partitions, arguments)
         try:
             async with _proxy(servers, plan) as proxy:
@@ -382,13 +391,14 @@ async def _send(
     began = loop.time()
     records = options.records or (sys.maxsize if options.seconds else RECORDS)
     while len(ledger) < records:
-        now = loop.time()
+        now = due = loop.time()
         if options.seconds and now >= began + options.seconds:
             break
         if options.rate:
-            early = began + len(ledger) / options.rate - now
-            if early > TICK:
-                await asyncio.sleep(early)
+            # Who is late has waited already: else a slow cluster would be asked less.
+            due = began + len(ledger) / options.rate
+            if due - now > TICK:
+                await asyncio.sleep(due - now)
                 now = loop.time()
         key, value = ledger.next_record()
         try:
@@ -398,7 +408,7 @@ async def _send(
             if not isinstance(error, BufferFull):  # which passes
                 break
         else:
-            ledger.track(delivery, now)
+            ledger.track(delivery, min(now, due))
         if len(ledger) % 2000 == 0:
             status.update(f"sending: {len(ledger):,}, of which {ledger.open:,} are under way")
 

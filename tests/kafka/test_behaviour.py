@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
+import sys
 import time
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -881,6 +884,48 @@ async def test_idempotent_writes_that_are_not_granted(
         await guarded.grant(user, AclOperation.WRITE, topic)
         assert [(await producer.send(topic, b"%d" % n)).offset for n in range(3)] == [0, 1, 2]
     assert values(await read_log(guarded.kafka, topic)) == [b"0", b"1", b"2"]
+
+
+async def verify(
+    guarded: GuardedKafka, user: str, password: str, topic: str
+) -> tuple[int | None, str]:
+    """`asyncproducer verify` as this user: its exit status, and all that it prints."""
+    options = (
+        *("security.protocol=SASL_PLAINTEXT", "sasl.mechanism=SCRAM-SHA-256"),
+        *(f"sasl.username={user}", f"sasl.password={password}"),
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "asyncproducer", "verify", "--records", "500"),
+        *("--bootstrap-servers", guarded.servers, "--topic", topic),
+        *(part for option in options for part in ("--option", option)),
+        stdout=PIPE,
+        stderr=STDOUT,
+        env={**os.environ, "COLUMNS": "300"},
+    )
+    out, _ = await process.communicate()
+    return process.returncode, out.decode()
+
+
+async def test_verify_says_which_right_is_missing(
+    guarded: GuardedKafka, fresh_topic: FreshTopic
+) -> None:
+    topic = fresh_topic(1, cluster=guarded.kafka)
+    user = await guarded.a_user()
+
+    async def verified(password: str = "secret", topic: str = topic) -> tuple[int | None, str]:
+        return await verify(guarded, user, password, topic)
+
+    status, out = await verified(password="wrong")
+    assert (status, "AuthenticationError" in out) == (1, True)
+    assert "wrong" not in out
+    status, out = await verified(topic="not-there")
+    assert (status, "cannot be created: TOPIC_AUTHORIZATION_FAILED" in out) == (1, True)
+    await guarded.grant(user, AclOperation.WRITE, topic)
+    status, out = await verified()
+    assert (status, "may not be read back: have READ granted" in out) == (1, True)
+    await guarded.grant(user, AclOperation.READ, topic)
+    status, out = await verified()
+    assert (status, "✓ read back: 500 records" in out) == (0, True), out
 
 
 async def test_credentials_that_do_not_exist_yet(
