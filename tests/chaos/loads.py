@@ -1,0 +1,150 @@
+"""What is sent while brokers break, and what must hold for it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncproducer import Producer
+from asyncproducer.errors import BufferFull
+from asyncproducer.testing.ledger import Ledger, Verdict
+
+__all__ = ["LOADS", "Load", "Outcome", "Promise"]
+
+#: How often a paced sender wakes, in seconds.
+TICK = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """The options of a load, and what they do not promise: it is counted, and no failure.
+
+    `may_fail`: whether records may fail at all. With time enough, none does.
+    """
+
+    options: Mapping[str, Any]
+    allows: Sequence[str] = ()
+    may_fail: bool = False
+
+
+#: Half-open connections are noticed after two seconds, and metadata is asked for all the time.
+_REQUEST = {
+    "request_timeout_ms": 2000,
+    "socket_connection_setup_timeout_ms": 2000,
+    "metadata_max_age_ms": 1000,
+}
+_PATIENT = {**_REQUEST, "delivery_timeout_ms": 180_000}
+_PLAIN = {**_PATIENT, "enable_idempotence": False}
+
+#: A transactional load belongs here when there are transactions: its sender begins, commits and
+#: aborts by turns; its log is read with read_committed, and its ledger refuses what was aborted.
+#: The fault that goes with it (the loss of its coordinator) belongs into faults.py.
+LOADS = {
+    # A leader that goes takes with it what only it had.
+    "acks1": Promise({**_PLAIN, "acks": 1}, ("lost", "doubled", "reordered", "misplaced")),
+    # What is sent again may be there already.
+    "plain": Promise({**_PLAIN, "acks": "all"}, ("doubled", "reordered")),
+    "idempotent": Promise(_PATIENT),
+    # Records expire while they are under way: what the errors say of the log must be true.
+    "hasty": Promise(
+        {**_REQUEST, "request_timeout_ms": 700, "delivery_timeout_ms": 1500, "max_block_ms": 500},
+        may_fail=True,
+    ),
+}
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a load."""
+
+    name: str
+    promise: Promise
+    verdict: Verdict
+    retries: int
+    epoch_bumps: int
+    memory_balanced: bool
+    longest_delivery_s: float
+
+    @property
+    def wrong(self) -> dict[str, int]:
+        """What must not be, and is."""
+        verdict, allows = self.verdict, self.promise.allows
+        found = {
+            name: getattr(verdict, name)
+            for name in (
+                *("lost", "doubled", "reordered", "split_keys"),
+                *("misplaced", "denied", "claimed", "altered", "unresolved", "foreign"),
+            )
+            if name not in allows
+        }
+        if not self.promise.may_fail:
+            found["failed"] = verdict.failed
+            found["refused"] = verdict.refused
+        found["memory"] = not self.memory_balanced
+        return {name: number for name, number in found.items() if number}
+
+
+class Load:
+    """One producer that sends numbered records at a rate, until it is told to end."""
+
+    def __init__(self, name: str, servers: str, topic: str, rate: int) -> None:
+        self.name = name
+        self.topic = topic
+        self.promise = LOADS[name]
+        self.ledger = Ledger(keys=500)
+        self.producer: Producer[bytes, bytes] = Producer(
+            servers, client_id=f"chaos-{name}", **self.promise.options
+        )
+        self._rate = rate
+        self._ending = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.producer.start()
+        await self.producer.warm_up(self.topic)
+        self._task = asyncio.create_task(self._send(), name=f"load {self.name}")
+
+    @property
+    def retries(self) -> int:
+        return int(self.producer.metrics()["record_retry_total"])
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not self._ending:
+            now = loop.time()
+            due = int((now - began) * self._rate) + 1
+            for _ in range(min(due - len(self.ledger), 1000)):
+                key, value = self.ledger.next_record()
+                now = loop.time()
+                try:
+                    delivery = await self.producer.enqueue(self.topic, value, key=key)
+                except BufferFull as error:
+                    self.ledger.refuse(error)
+                    break
+                self.ledger.track(delivery, now)
+            await asyncio.sleep(TICK)
+
+    async def end(self) -> None:
+        """Sends no more, waits for the end of each record, and closes the producer."""
+        self._ending = True
+        if self._task is not None:
+            await self._task
+            await self.producer.flush()
+        await self.producer.close()
+
+    def outcome(self) -> Outcome:
+        """After `end`, and after the log was read into the ledger."""
+        metrics = self.producer.metrics()
+        sequences = self.producer._sequences
+        return Outcome(
+            name=self.name,
+            promise=self.promise,
+            verdict=self.ledger.verdict(),
+            retries=self.retries,
+            epoch_bumps=0 if sequences is None else sequences.epoch_bumps,
+            memory_balanced=metrics["buffer_available_bytes"] == metrics["buffer_total_bytes"],
+            longest_delivery_s=max(self.ledger.latencies, default=0.0),
+        )

@@ -1,0 +1,34 @@
+"""The short form of `python -m tests.chaos`: eight faults, with a seed of its own each time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chaos.__main__ import Run, parse
+
+if TYPE_CHECKING:
+    from asyncproducer.testing.kafka import KafkaCluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+FAULTS = [
+    *("kill", "pause_and_depose", "move_leaders", "move_address"),
+    *("cut_after", "truncate_answer", "black_hole", "delay"),
+]
+
+
+async def test_eight_kinds_of_faults_lose_double_and_reorder_nothing(
+    kafka3: KafkaCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(parse(["--faults", f"{len(FAULTS)}", "--only", *FAULTS]), kafka3)
+    status = await run.run()
+    report = capsys.readouterr().out
+    assert status == 0, report
+    assert Counter(run.happened) == Counter(FAULTS)
+    assert [outcome.name for outcome in run.outcomes] == ["acks1", "plain", "idempotent", "hasty"]
+    for outcome in run.outcomes:
+        assert outcome.verdict.acknowledged > 0
+        assert outcome.retries > 0, report
