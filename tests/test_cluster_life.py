@@ -251,6 +251,40 @@ async def test_one_broker_of_three_that_is_no_good_does_not_hold_up_the_others(
     assert values(cluster) == [b"before", *[b"stuck"] * 10]
 
 
+async def test_records_without_keys_avoid_a_broker_that_takes_nothing(
+    network: MemoryNetwork,
+) -> None:
+    random.seed(0)
+    async with (
+        EmbeddedCluster(brokers=3, topics={"t": 3}, network=network) as cluster,
+        Producer(
+            cluster.bootstrap_servers,
+            connector=network,
+            request_timeout_ms=3_000,
+            partitioner_availability_timeout_ms=1_000,
+            batch_size=2_000,
+        ) as producer,
+    ):
+        for partition in range(3):
+            await producer.send("t", b"before", partition=partition)
+        bad = cluster.leader("t", 0)
+        cluster.pause(bad)
+        began = now()
+        late = []
+        while now() < began + 60:
+            delivery = await producer.enqueue("t", bytes(500))
+            if now() > began + 10:
+                late.append(delivery)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        to_bad = [d for d in late if d.partition == 0]
+        assert len(to_bad) < len(late) / 20
+        assert all(d.done() for d in late if d.partition != 0)
+        cluster.resume(bad)
+        await producer.flush()
+        assert producer.metrics()["record_error_total"] == 0
+
+
 # -- names and addresses -----------------------------------------------------------------------
 
 

@@ -46,7 +46,7 @@ LOADS = {
     "acks1": Promise({**_PLAIN, "acks": 1}, ("lost", "doubled", "reordered", "misplaced")),
     # What is sent again may be there already.
     "plain": Promise({**_PLAIN, "acks": "all"}, ("doubled", "reordered")),
-    "idempotent": Promise(_PATIENT),
+    "idempotent": Promise({**_PATIENT, "compression_type": "lz4"}),
     # Records expire while they are under way: what the errors say of the log must be true.
     "hasty": Promise(
         {**_REQUEST, "request_timeout_ms": 700, "delivery_timeout_ms": 1500, "max_block_ms": 500},
