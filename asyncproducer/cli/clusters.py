@@ -36,6 +36,9 @@ __all__ = [
 #: The log is read until its end; what is not there after so long will not come.
 IDLE_MS = 10_000
 
+#: How long a consumer is waited for at once: what is no record does not end the wait.
+POLL_MS = 200
+
 #: Where nobody has set up logging, Python would print warnings.
 _SILENCE = logging.NullHandler()
 
@@ -247,17 +250,21 @@ async def read(
         consumer.assign(left)
         for place in left:
             consumer.seek(place, starts[place.partition])
+        heard = asyncio.get_running_loop().time()
         while left:
             try:
-                fetched = await consumer.getmany(*left, timeout_ms=idle_ms)
+                fetched = await consumer.getmany(*left, timeout_ms=min(idle_ms, POLL_MS))
             except TopicAuthorizationFailedError as error:
                 raise Unreachable(
                     f"the topic {topic!r} may not be read back: have READ granted"
                 ) from error
-            if not fetched:
-                return  # the check tells what is missing
             for place, records in fetched.items():
                 for record in records:
                     yield ReadRecord(place.partition, record.offset, record.key, record.value)
-                if records[-1].offset + 1 >= until[place.partition]:
-                    left.discard(place)
+            now = asyncio.get_running_loop().time()
+            if fetched:
+                heard = now
+            # Not the last record's offset: what ends a transaction has one, too.
+            left = {p for p in left if await consumer.position(p) < until[p.partition]}
+            if now >= heard + idle_ms / 1000:
+                return  # the check tells what is missing

@@ -27,7 +27,7 @@ from asyncproducer.core.delivery import Delivery
 
 __all__ = ["Ledger", "Verdict", "percentile"]
 
-_OPEN, _ACKNOWLEDGED, _NO, _MAYBE, _YES, _REFUSED = range(6)
+_OPEN, _ACKNOWLEDGED, _NO, _MAYBE, _YES, _REFUSED, _ABORTED = range(7)
 _FAILED = {"no": _NO, "maybe": _MAYBE, "yes": _YES}
 
 
@@ -43,6 +43,8 @@ class Verdict:
     failed_no: int = 0
     failed_maybe: int = 0
     failed_yes: int = 0
+    #: Of a transaction that was aborted, whatever was said of them before.
+    aborted: int = 0
     #: Records of this run in the log, each time.
     in_log: int = 0
     #: Of those that failed with "maybe": in the log after all.
@@ -64,7 +66,7 @@ class Verdict:
     split_keys: int = 0
     #: In the log, but not at the partition and offset that the acknowledgement told.
     misplaced: int = 0
-    #: In the log, although the error, or the call, said that it is not.
+    #: In the log, although the error, the call, or the end of its transaction said that it is not.
     denied: int = 0
     #: Not in the log, although the error said that it is.
     claimed: int = 0
@@ -140,9 +142,19 @@ class Ledger:
         self._states[-1] = _REFUSED
         self._note(error)
 
+    def abort(self, first: int) -> None:
+        """The records from this number on are of a transaction that was aborted.
+
+        Who reads what is committed must not find them.
+        """
+        for number in range(first, len(self._states)):
+            self._states[number] = _ABORTED
+
     def _ended(self, number: int, since: float, delivery: Delivery) -> None:
         self.open -= 1
         error = delivery.exception()
+        if self._states[number] == _ABORTED:
+            return
         if error is None:
             metadata = delivery.result()
             self._states[number] = _ACKNOWLEDGED
@@ -184,7 +196,7 @@ class Ledger:
         if key is not None and self._place_of.setdefault(key, partition) != partition:
             verdict.split_keys += 1
         state = self._states[number]
-        verdict.denied += state in (_NO, _REFUSED)
+        verdict.denied += state in (_NO, _REFUSED, _ABORTED)
         verdict.maybe_in_log += state == _MAYBE
 
     def verdict(self) -> Verdict:
@@ -196,6 +208,7 @@ class Ledger:
             self._verdict,
             sent=len(states),
             refused=states.count(_REFUSED),
+            aborted=states.count(_ABORTED),
             acknowledged=states.count(_ACKNOWLEDGED),
             failed_no=states.count(_NO),
             failed_maybe=states.count(_MAYBE),

@@ -188,6 +188,23 @@ def test_a_refused_record_must_not_be_in_the_log() -> None:
     assert ledger.verdict().denied == 1
 
 
+async def test_what_was_aborted_must_not_be_read(
+    cluster: EmbeddedCluster, network: MemoryNetwork
+) -> None:
+    ledger = Ledger(keys=0)
+    async with Producer(cluster.bootstrap_servers, connector=network) as producer:
+        await send(ledger, producer, 5)
+        await producer.flush()
+        ledger.abort(3)
+        await send(ledger, producer, 2)
+        ledger.abort(5)  # before their end is known
+    verdict = ledger.verdict()
+    assert (verdict.aborted, verdict.acknowledged, verdict.lost) == (4, 3, 3)
+    read(ledger, cluster)
+    verdict = ledger.verdict()
+    assert (verdict.denied, verdict.lost, verdict.clean) == (4, 0, False)
+
+
 def test_a_record_without_an_end_is_unexplained() -> None:
     ledger = Ledger()
     ledger.next_record()
