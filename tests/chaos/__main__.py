@@ -167,7 +167,7 @@ class Run:
                 allowed = "*" if field in outcome.promise.allows and value else ""
                 rows.setdefault(field, []).append(f"{value}{allowed}")
         for field, values in rows.items():
-            tell(f"{field:<20}" + "".join(f"{value!s:>12}" for value in values))
+            tell(f"{field:<20}" + "".join(f"{value!s:>15}" for value in values))
         tell("* not promised by the options of this load")
         problems = [f"{o.name}: {n} {what}" for o in outcomes for what, n in o.wrong.items()]
         problems += self.unsettled
