@@ -5,6 +5,7 @@ import asyncio
 import io
 import json
 import sys
+import tomllib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,12 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     assert run_verify(servers) == 2
     captured = capsys.readouterr()
     assert 'pip install "asyncproducer[verify]"' in captured.out + captured.err
+
+
+def test_the_extra_brings_what_verify_imports() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    extra = project["project"]["optional-dependencies"]["verify"]
+    assert {requirement.split(">")[0] for requirement in extra} == {"aiokafka", "rich"}
 
 
 def test_interrupted_is_130(
