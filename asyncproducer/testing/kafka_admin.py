@@ -37,6 +37,8 @@ from kio.schema.delete_topics.v5.response import DeleteTopicsResponse
 from kio.schema.elect_leaders.v2.request import ElectLeadersRequest, TopicPartitions
 from kio.schema.elect_leaders.v2.response import ElectLeadersResponse
 from kio.schema.errors import ErrorCode
+from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest
+from kio.schema.find_coordinator.v4.response import FindCoordinatorResponse
 from kio.schema.incremental_alter_configs.v1.request import (
     AlterableConfig,
     AlterConfigsResource,
@@ -62,6 +64,7 @@ R = TypeVar("R", bound=ResponsePayload)
 
 _LATEST_TIMESTAMP = -1  # ListOffsets: "the end of the log"
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
+_TRANSACTION = 1  # FindCoordinator: a kind of key
 _PREFERRED = 0  # ElectLeaders: the first replica
 _TOPIC, _SET = 2, 0  # IncrementalAlterConfigs: a kind of resource, an operation
 
@@ -191,6 +194,17 @@ class Admin:
         )
         for topic in answer.responses:
             _check(f"delete topic {topic.name}", topic.error_code, topic.error_message)
+
+    def transaction_coordinator(self, transactional_id: str) -> int:
+        """The node that coordinates the transactions of this id."""
+        answer = self._ask(
+            FindCoordinatorRequest(key_type=i8(_TRANSACTION), coordinator_keys=(transactional_id,)),
+            FindCoordinatorResponse,
+            None,
+        )
+        (found,) = answer.coordinators
+        _check(f"coordinator of {transactional_id}", found.error_code, found.error_message)
+        return int(found.node_id)
 
     def alter_topic(self, name: str, configs: Mapping[str, str]) -> None:
         """Changes configs of a topic; brokers hear of it a little later."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from asyncproducer.cli.clusters import quiet, read
 from asyncproducer.testing.kafka import KafkaCluster
 from asyncproducer.testing.proxy import FaultPlan, FaultProxy
-from tests.chaos.faults import BROKER_FAULTS, WIRE_FAULTS, Chaos, Fault
+from tests.chaos.faults import BROKER_FAULTS, OF_TRANSACTIONS, WIRE_FAULTS, Chaos, Fault
 from tests.chaos.loads import LOADS, Load, Outcome
 
 PARTITIONS = 6
@@ -49,6 +49,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=int, default=200, help="records/s of each load")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), metavar="LOAD")
     parser.add_argument(
+        "--transaction-version", type=int, choices=[1, 2], help="default: Kafka's own"
+    )
+    parser.add_argument(
         "--only", nargs="+", choices=[*BROKER_FAULTS, *WIRE_FAULTS], metavar="FAULT"
     )
     parser.add_argument("--json", type=Path, help="write the ledgers there")
@@ -67,7 +70,9 @@ def main() -> int:
         )
     else:
         quiet("asyncproducer")
-    with KafkaCluster(3, own=True) as cluster:
+    version = options.transaction_version
+    features = {"transaction.version": version} if version else {}
+    with KafkaCluster(3, own=True, features=features) as cluster:
         return asyncio.run(Run(options, cluster).run())
 
 
@@ -108,7 +113,7 @@ class Run:
                     await load.producer.close(0)
         for load in loads:
             starts = dict.fromkeys(range(PARTITIONS), 0)
-            async for record in read(cluster.bootstrap_servers, load.topic, starts):
+            async for record in read(cluster.bootstrap_servers, load.topic, starts, load.reading):
                 load.ledger.read(*record)
         self.outcomes = [load.outcome() for load in loads]
         return self._report(self.outcomes)
@@ -116,8 +121,15 @@ class Run:
     async def _break(self, proxy: FaultProxy, loads: list[Load]) -> None:
         """Two lines of faults, each with random numbers of its own, side by side."""
         only = self.options.only
-        wire = {name: f for name, f in WIRE_FAULTS.items() if not only or name in only}
-        brokers = {name: f for name, f in BROKER_FAULTS.items() if not only or name in only}
+        wire, brokers = (
+            {
+                name: fault
+                for name, fault in faults.items()
+                if (not only or name in only)
+                and ("transactional" in self.options.loads or name not in OF_TRANSACTIONS)
+            }
+            for faults in (WIRE_FAULTS, BROKER_FAULTS)
+        )
         count = self.options.faults
         share = WIRE_SHARE if not only else len(wire) / (len(wire) + len(brokers))
         of_wire = round(count * share)
@@ -162,6 +174,8 @@ class Run:
                 *dataclasses.asdict(outcome.verdict).items(),
                 ("retries", outcome.retries),
                 ("epoch_bumps", outcome.epoch_bumps),
+                ("commits", outcome.commits),
+                ("aborts", outcome.aborts),
                 ("longest_delivery_s", f"{outcome.longest_delivery_s:.1f}"),
             ):
                 allowed = "*" if field in outcome.promise.allows and value else ""
@@ -191,6 +205,8 @@ class Run:
                         **dataclasses.asdict(o.verdict),
                         "retries": o.retries,
                         "epoch_bumps": o.epoch_bumps,
+                        "commits": o.commits,
+                        "aborts": o.aborts,
                     }
                     for o in outcomes
                 },

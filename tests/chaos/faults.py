@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from asyncproducer.testing.proxy import FaultProxy
     from tests.chaos.loads import Load
 
-__all__ = ["BROKER_FAULTS", "WIRE_FAULTS", "Chaos", "Fault"]
+__all__ = ["BROKER_FAULTS", "OF_TRANSACTIONS", "WIRE_FAULTS", "Chaos", "Fault"]
 
 #: The node whose address changes. The others keep theirs: who loses all brokers that it knows
 #: begins again with its bootstrap addresses, and some of these must be right.
@@ -180,11 +180,22 @@ async def kill_two(chaos: Chaos) -> str:
     return f"nodes {nodes[0]} and {nodes[1]}"
 
 
+async def kill_coordinator(chaos: Chaos) -> str:
+    """SIGKILL for the broker that coordinates the transactions."""
+    (load,) = (load for load in chaos.loads if load.promise.transactional)
+    node = chaos.cluster.admin.transaction_coordinator(load.topic)
+    await asyncio.to_thread(chaos.cluster.kill, node)
+    await chaos.until(lambda: chaos.led_by_others(node))
+    await chaos.a_while(1)
+    await chaos.whole()
+    return f"node {node}, {load.commits} commits so far"
+
+
 BROKER_FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
         *(kill, kill_and_start, stop, pause, pause_and_depose),
-        *(move_leaders, too_few_replicas, move_address, kill_two),
+        *(move_leaders, too_few_replicas, move_address, kill_two, kill_coordinator),
     )
 }
 
@@ -214,4 +225,9 @@ async def on_the_wire(kind: Kind, api: str, chaos: Chaos) -> str:
 WIRE_FAULTS: dict[str, Fault] = {
     **{kind: partial(on_the_wire, kind, "produce") for kind in get_args(Kind)},
     "cut_metadata": partial(on_the_wire, "cut_after", "metadata"),
+    "lose_end_txn": partial(on_the_wire, "cut_before", "end_txn"),
+    "cut_end_txn": partial(on_the_wire, "cut_after", "end_txn"),
 }
+
+#: They need a transactional load.
+OF_TRANSACTIONS = {"kill_coordinator", "lose_end_txn", "cut_end_txn"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from asyncproducer import Producer
-from asyncproducer.errors import BufferFull
+from asyncproducer.errors import BufferFull, TransactionAborted, TransactionTimeout
 from asyncproducer.testing.ledger import Ledger, Verdict
 
 __all__ = ["LOADS", "Load", "Outcome", "Promise"]
@@ -22,11 +23,13 @@ class Promise:
     """The options of a load, and what they do not promise: it is counted, and no failure.
 
     `may_fail`: whether records may fail at all. With time enough, none does.
+    `transactional`: each some records are a transaction, of which some are aborted on purpose.
     """
 
     options: Mapping[str, Any]
     allows: Sequence[str] = ()
     may_fail: bool = False
+    transactional: bool = False
 
 
 #: Half-open connections are noticed after two seconds, and metadata is asked for all the time.
@@ -38,9 +41,6 @@ _REQUEST = {
 _PATIENT = {**_REQUEST, "delivery_timeout_ms": 180_000}
 _PLAIN = {**_PATIENT, "enable_idempotence": False}
 
-#: A transactional load belongs here when there are transactions: its sender begins, commits and
-#: aborts by turns; its log is read with read_committed, and its ledger refuses what was aborted.
-#: The fault that goes with it (the loss of its coordinator) belongs into faults.py.
 LOADS = {
     # A leader that goes takes with it what only it had.
     "acks1": Promise({**_PLAIN, "acks": 1}, ("lost", "doubled", "reordered", "misplaced")),
@@ -52,7 +52,15 @@ LOADS = {
         {**_REQUEST, "request_timeout_ms": 700, "delivery_timeout_ms": 1500, "max_block_ms": 500},
         may_fail=True,
     ),
+    # Who reads what is committed sees each transaction whole, or nothing of it.
+    "transactional": Promise(
+        {**_PATIENT, "transaction_timeout_ms": 180_000, "max_block_ms": 10_000},
+        transactional=True,
+    ),
 }
+
+#: Records of a transaction; each fourth is aborted.
+TRANSACTION = 40
 
 
 @dataclasses.dataclass
@@ -64,6 +72,8 @@ class Outcome:
     verdict: Verdict
     retries: int
     epoch_bumps: int
+    commits: int
+    aborts: int
     memory_balanced: bool
     longest_delivery_s: float
 
@@ -92,11 +102,18 @@ class Load:
     def __init__(self, name: str, servers: str, topic: str, rate: int) -> None:
         self.name = name
         self.topic = topic
-        self.promise = LOADS[name]
+        self.promise = promise = LOADS[name]
         self.ledger = Ledger(keys=500)
+        options = dict(promise.options)
+        #: aiokafka's arguments for who reads it back.
+        self.reading: dict[str, str] = {}
+        if promise.transactional:
+            options["transactional_id"] = topic
+            self.reading["isolation_level"] = "read_committed"
         self.producer: Producer[bytes, bytes] = Producer(
-            servers, client_id=f"chaos-{name}", **self.promise.options
+            servers, client_id=f"chaos-{name}", **options
         )
+        self.commits = self.aborts = 0
         self._rate = rate
         self._ending = False
         self._task: asyncio.Task[None] | None = None
@@ -104,7 +121,8 @@ class Load:
     async def start(self) -> None:
         await self.producer.start()
         await self.producer.warm_up(self.topic)
-        self._task = asyncio.create_task(self._send(), name=f"load {self.name}")
+        send = self._send_transactions if self.promise.transactional else self._send
+        self._task = asyncio.create_task(send(), name=f"load {self.name}")
 
     @property
     def retries(self) -> int:
@@ -127,6 +145,33 @@ class Load:
                 self.ledger.track(delivery, now)
             await asyncio.sleep(TICK)
 
+    async def _send_transactions(self) -> None:
+        """One after the other, at the rate at which they can be committed, or the given one."""
+        producer, ledger = self.producer, self.ledger
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for turn in itertools.count(1):
+            await asyncio.sleep(max(TICK, began + len(ledger) / self._rate - loop.time()))
+            if self._ending:
+                return
+            first = len(ledger)
+            try:
+                await producer.begin_transaction()
+                for _ in range(TRANSACTION):
+                    key, value = ledger.next_record()
+                    ledger.track(
+                        await producer.enqueue(self.topic, value, key=key), now=loop.time()
+                    )
+                if turn % 4:
+                    await until_known(producer.commit_transaction)
+                    self.commits += 1
+                    continue
+            except TransactionAborted:
+                pass
+            await until_known(producer.abort_transaction)
+            self.aborts += 1
+            ledger.abort(first)
+
     async def end(self) -> None:
         """Sends no more, waits for the end of each record, and closes the producer."""
         self._ending = True
@@ -145,6 +190,17 @@ class Load:
             verdict=self.ledger.verdict(),
             retries=self.retries,
             epoch_bumps=0 if sequences is None else sequences.epoch_bumps,
+            commits=self.commits,
+            aborts=self.aborts,
             memory_balanced=metrics["buffer_available_bytes"] == metrics["buffer_total_bytes"],
             longest_delivery_s=max(self.ledger.latencies, default=0.0),
         )
+
+
+async def until_known(end: Callable[[], Awaitable[None]]) -> None:
+    """The same call again waits for the end of the one that had no answer in time."""
+    while True:
+        try:
+            return await end()
+        except TransactionTimeout:
+            pass

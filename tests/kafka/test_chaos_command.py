@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.chaos.__main__ import Run, parse
+from tests.chaos.loads import LOADS
 
 if TYPE_CHECKING:
     from asyncproducer.testing.kafka import KafkaCluster
@@ -28,7 +29,7 @@ async def test_eight_kinds_of_faults_lose_double_and_reorder_nothing(
     report = capsys.readouterr().out
     assert status == 0, report
     assert Counter(run.happened) == Counter(FAULTS)
-    assert [outcome.name for outcome in run.outcomes] == ["acks1", "plain", "idempotent", "hasty"]
+    assert [outcome.name for outcome in run.outcomes] == list(LOADS)
     for outcome in run.outcomes:
         assert outcome.verdict.acknowledged > 0
         assert outcome.retries > 0, report
