@@ -64,9 +64,6 @@ SOCKET_PATIENCE = 0.001
 #: Real seconds that threads unknown to the loop get before we call it a deadlock.
 THREAD_PATIENCE = 1.0
 
-#: The smallest step that BaseEventLoop takes for "now" (that of CLOCK_MONOTONIC).
-_RESOLUTION = 1e-9
-
 
 class DeadlockError(RuntimeError):
     """Nothing on the loop can ever happen again, or the time limit was reached."""
@@ -162,9 +159,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _set_time(self, now: float) -> None:
         self._now = now
-        # BaseEventLoop runs a timer when its deadline < now + resolution. For large
-        # times a nanosecond is below a float's step: such a timer would never run.
-        self._clock_resolution = max(_RESOLUTION, math.ulp(now))
+        # BaseEventLoop runs a timer when its deadline < now + resolution. So with one step
+        # of a float no timer runs early: who then finds that its time has not come, and
+        # sleeps again until the same deadline, would be woken for ever while time stands
+        # still. On a real clock that is over within the resolution, a nanosecond.
+        self._clock_resolution = math.ulp(now)
 
     def _next_timer(self) -> float | None:
         # The selector's `timeout` is rounded and at most a day, and adding it up would

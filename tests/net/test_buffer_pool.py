@@ -837,6 +837,10 @@ class CountingLoop(VirtualTimeLoop):
         self.timers += 1
         return super().call_at(when, callback, *args, **kwargs)
 
+    def _set_time(self, now: float) -> None:
+        super()._set_time(now)
+        self._clock_resolution = 1e-9  # as real loops have it
+
 
 def on_counting_loop(main: Callable[[CountingLoop], Coroutine[Any, Any, None]]) -> None:
     loop = CountingLoop()

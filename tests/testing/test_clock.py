@@ -130,6 +130,21 @@ def test_timers_run_however_large_the_time_is(start: float) -> None:
     assert clock.run(main(), start=start) == start + 2.0
 
 
+def test_no_timer_is_early() -> None:
+    """Who looks at the clock and sleeps again would be woken for ever, as time stands still."""
+
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        deadlines = [0.1 + 0.2, 0.3, 0.3 + 5e-10, 1.0]
+        seen: list[float] = []
+        for deadline in deadlines:
+            loop.call_at(deadline, lambda: seen.append(now()))
+        await asyncio.sleep(2.0)
+        return seen
+
+    assert clock.run(main()) == [0.3, 0.1 + 0.2, 0.3 + 5e-10, 1.0]
+
+
 def test_a_timer_beyond_one_day_is_one_jump() -> None:
     async def main() -> int:
         await asyncio.sleep(1e7)

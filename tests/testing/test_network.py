@@ -772,6 +772,10 @@ def test_bytes_that_come_a_little_early_are_on_time() -> None:
         def time(self) -> float:
             return super().time() - 5e-10
 
+        def _set_time(self, now: float) -> None:
+            super()._set_time(now)
+            self._clock_resolution = 1e-9
+
     async def main() -> None:
         both = await linked(MemoryNetwork(latency=1.0))
         both.client.transport.write(b"x")
