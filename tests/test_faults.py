@@ -94,6 +94,23 @@ async def test_record_too_large(cluster: EmbeddedCluster, new_producer: New) -> 
     assert not cluster.received("produce")
 
 
+async def test_a_record_that_a_throttled_broker_keeps_waiting_expires_in_time(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """The connection is idle, so the record is taken to it at once, but it may not take it."""
+    async with new_producer(
+        linger_ms=0, request_timeout_ms=100, delivery_timeout_ms=100
+    ) as producer:
+        await producer.warm_up("t")
+        cluster.inject("produce", throttle_ms=500)
+        await producer.send("t", b"first")
+        await asyncio.sleep(0.01)  # now nothing is under way
+        began = now()
+        with pytest.raises(DeliveryTimeout):
+            await producer.send("t", b"second")
+        assert now() - began == pytest.approx(0.1)
+
+
 async def test_full_buffer(cluster: EmbeddedCluster, new_producer: New) -> None:
     async with new_producer(buffer_memory=20_000, max_block_ms=2000) as producer:
         await producer.warm_up("t")

@@ -98,6 +98,8 @@ class Scheduler:
         self._delivery_timeout = config.delivery_timeout_ms / 1000
         self._backoff = config.retry_backoff_ms / 1000
         self._wakeup: asyncio.Future[None] | None = None
+        #: When the task wakes by itself; -inf while it is awake.
+        self._sleeps_until = -_NEVER
         #: Topic → when a retry was last logged as a warning.
         self._warned: dict[str, float] = {}
         self._stepping = False
@@ -123,9 +125,11 @@ class Scheduler:
                 timer = None
                 if deadline < _NEVER:
                     timer = self._loop.call_at(deadline, self.wake)
+                self._sleeps_until = deadline
                 try:
                     await wakeup
                 finally:
+                    self._sleeps_until = -_NEVER
                     if timer is not None:
                         timer.cancel()
         finally:
@@ -188,8 +192,13 @@ class Scheduler:
                 accumulator.give_back()
                 if not (self._step_again or accumulator.news):
                     deadline = accumulator.next_deadline()
+                    # Where all has left at once, its answer comes first: no need to wake.
+                    waits = accumulator.waits
                     if self._transactions is not None:
                         deadline = min(deadline, self._transactions.wake_at)
+                        waits = True
+                    if deadline < self._sleeps_until and waits:
+                        self.wake()
                     return deadline
         finally:
             self._stepping = False
