@@ -104,7 +104,8 @@ class Scheduler:
         self._warned: dict[str, float] = {}
         self._stepping = False
         self._step_again = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        # A dict keeps their order; that of a set differs from run to run.
+        self._tasks: dict[asyncio.Task[None], None] = {}
         #: Why there is no producer id yet, where one is asked for in vain.
         self.id_error: KafkaError | None = None
         self._id_refusals = 0
@@ -228,11 +229,11 @@ class Scheduler:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside the steps. It is cancelled when the scheduler ends."""
         task = self._loop.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._spawned)
 
     def _spawned(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             logger.error("a background task failed", exc_info=task.exception())
 
