@@ -1,0 +1,203 @@
+"""python -m asyncproducer.testing.simulation: see `--help`, and docs/simulation.md."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+from asyncproducer._implementation import IMPLEMENTATION
+from asyncproducer.testing.simulation.model import Violation
+from asyncproducer.testing.simulation.mutants import MUTANTS, Mutant, planted
+from asyncproducer.testing.simulation.plan import Plan, make_plan
+from asyncproducer.testing.simulation.shrink import shrink
+from asyncproducer.testing.simulation.world import run
+
+#: Histories that a process does before it reports.
+_AT_ONCE = 50
+#: Seconds between two lines about the progress.
+_TELL_SECONDS = 5.0
+#: After so many failing seeds, more would tell nothing new.
+_FAILURES = 3
+#: How many seeds are tried to find a planted bug.
+_MUTANT_SEEDS = 2000
+
+
+class Chunk(NamedTuple):
+    """What came of some seeds."""
+
+    histories: int
+    counters: Counter[str]
+    failures: list[tuple[int, list[Violation]]]
+
+
+def run_seeds(first: int, count: int) -> Chunk:
+    """Runs the histories of `count` seeds from `first` on."""
+    gc.freeze()  # what is loaded by now is no garbage: there is less to look through
+    counters: Counter[str] = Counter()
+    failures = []
+    for seed in range(first, first + count):
+        result = run(make_plan(seed))
+        counters += result.counters
+        if result.violations:
+            failures.append((seed, result.violations))
+    return Chunk(count, counters, failures)
+
+
+def _chunks(first: int, seeds: int, jobs: int) -> Iterator[Chunk]:
+    starts = range(first, first + seeds, _AT_ONCE)
+    sizes = [min(_AT_ONCE, first + seeds - start) for start in starts]
+    if jobs == 1:
+        yield from map(run_seeds, starts, sizes)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        futures: list[Future[Chunk]] = list(
+            map(pool.submit, [run_seeds] * len(starts), starts, sizes)
+        )
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def simulate(first: int, seeds: int, jobs: int) -> bool:
+    """Runs many histories and tells about them. Returns whether all were good."""
+    print(
+        f"asyncproducer, {IMPLEMENTATION}: seeds {first} to {first + seeds - 1}, {jobs} processes"
+    )
+    began = told = time.monotonic()
+    done = 0
+    counters: Counter[str] = Counter()
+    failures: list[tuple[int, list[Violation]]] = []
+    for chunk in _chunks(first, seeds, jobs):
+        done += chunk.histories
+        counters += chunk.counters
+        failures += chunk.failures
+        now = time.monotonic()
+        if now - told >= _TELL_SECONDS or done == seeds:
+            told = now
+            speed = done / (now - began)
+            print(f"{done:,} histories, {speed:.1f}/s, {len(failures)} failed", flush=True)
+        if len(failures) >= _FAILURES:
+            break
+    print("\nWhat they met:")
+    for name, count in sorted(counters.items()):
+        print(f"  {count:>12,}  {name}")
+    for seed, violations in sorted(failures):
+        explain(make_plan(seed), violations)
+    print(f"\n{done:,} histories, {len(failures)} failed, {time.monotonic() - began:.0f} s")
+    return not failures
+
+
+def explain(plan: Plan, violations: Sequence[Violation]) -> None:
+    """Tells what a plan breaks, and the smallest plan that still does."""
+    print(f"\nSeed {plan.seed} breaks a promise:")
+    for violation in violations[:5]:
+        print(f"  {violation}")
+    rule = violations[0].rule
+
+    def fails(candidate: Plan) -> bool:
+        return any(violation.rule == rule for violation in run(candidate).violations)
+
+    small = shrink(plan, fails)
+    print("The smallest history that was found for it (run it again with --plan FILE):")
+    print(small.to_json())
+    for violation in run(small).violations[:5]:
+        print(f"  {violation}")
+
+
+def replay(plan: Plan, *, verbose: bool) -> bool:
+    """Runs one plan and tells all about it. Returns whether it was good."""
+    print(plan.to_json())
+    if verbose:
+        logging.basicConfig(stream=sys.stdout, level=logging.DEBUG, format="%(at)s %(message)s")
+        logging.getLogger().handlers[0].addFilter(_with_time)
+    result = run(plan, log_level=logging.DEBUG if verbose else None)
+    for name, count in sorted(result.counters.items()):
+        print(f"  {count:>12,}  {name}")
+    print(f"trace {result.trace}")
+    for violation in result.violations:
+        print(f"  {violation}")
+    print("All promises were kept." if not result.violations else "Promises were broken.")
+    return not result.violations
+
+
+def _with_time(record: logging.LogRecord) -> bool:
+    try:
+        record.at = f"{asyncio.get_running_loop().time():.6f}"
+    except RuntimeError:
+        record.at = "-"
+    return True
+
+
+def find_mutants(mutants: Sequence[Mutant], seeds: int) -> bool:
+    """Looks for each planted bug. Returns whether all were found."""
+    survived = 0
+    for mutant in mutants:
+        found: list[int] = []
+        rules: Counter[str] = Counter()
+        tried = 0
+        with planted(mutant):
+            for tried in range(1, seeds + 1):
+                violations = run(make_plan(tried - 1)).violations
+                if violations:
+                    found.append(tried - 1)
+                    rules.update({violation.rule for violation in violations})
+                if len(found) >= _FAILURES:
+                    break
+        survived += not found
+        how = ", ".join(rules) or "NOT FOUND"
+        print(f"{mutant.name}: seeds {found} of {tried}: {how}", flush=True)
+    print(f"{len(mutants)} planted bugs, {survived} not found")
+    return not survived
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit status: 0 where all promises were kept."""
+    parser = argparse.ArgumentParser(
+        prog="python -m asyncproducer.testing.simulation",
+        description="Runs the producer through histories of faults on virtual time.",
+    )
+    parser.add_argument("--seeds", type=int, default=1000, help="how many histories (1000)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
+    parser.add_argument("--fresh", action="store_true", help="begin at a seed by chance instead")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes (one per core)"
+    )
+    parser.add_argument("--seed", type=int, help="run this one, and tell all about it")
+    parser.add_argument("--plan", type=Path, help="run the plan in this file (JSON)")
+    parser.add_argument("--verbose", action="store_true", help="with the log of --seed or --plan")
+    parser.add_argument("--mutants", action="store_true", help="look for planted bugs")
+    parser.add_argument("--mutant", default="", help="only for those with this in their names")
+    given = parser.parse_args(arguments)
+    if given.seeds < 1 or given.jobs < 1:
+        parser.error("--seeds and --jobs are 1 at least")
+    if given.mutants or given.mutant:
+        chosen = [mutant for mutant in MUTANTS if given.mutant in mutant.name]
+        good = bool(chosen) and find_mutants(chosen, max(given.seeds, _MUTANT_SEEDS))
+    elif given.plan is not None:
+        good = replay(Plan.from_json(given.plan.read_text()), verbose=given.verbose)
+    elif given.seed is not None:
+        good = replay(make_plan(given.seed), verbose=given.verbose)
+    else:
+        first = random.SystemRandom().randrange(10**9) if given.fresh else given.first
+        good = simulate(first, given.seeds, given.jobs)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,324 @@
+"""What must be true of a history: the producer's promises, each as one function.
+
+A `History` is what was seen: what users were told about their records, and what the logs
+hold in the end. It knows nothing of how the producer works. `check` asks every rule.
+
+For what transactions promise: give `Sent` its transaction and `History` the logs under
+read_committed, and add rules to `RULES`.
+
+Two things are no faults, because no Kafka producer can prevent them. A request that
+the client has given up may still be taken by its broker later (a *late* batch). If its
+records were sent again under another epoch meanwhile, they are stored twice. And without
+idempotence, what is sent again may be stored again, in another order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from asyncproducer.testing.batches import StoredRecord
+from asyncproducer.testing.simulation.plan import PATIENT_MS, PlannedRecord
+
+__all__ = ["RULES", "Ended", "History", "Sent", "Violation", "check", "key_of", "value_of"]
+
+#: What a timer may be late on a virtual clock.
+_TICK = 1e-6
+
+#: What sixty records may take, one after the other, on a good network.
+_CALM_SECONDS = 1.5
+
+Place = tuple[str, int]
+
+
+class Violation(NamedTuple):
+    """A broken promise: which, and what shows it."""
+
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}"
+
+
+def value_of(record: PlannedRecord) -> bytes:
+    """The bytes that are sent for a record: its number, and what makes it so long."""
+    return b"%d:" % record.number + b"x" * record.size
+
+
+def key_of(record: PlannedRecord) -> bytes | None:
+    """Its key as bytes."""
+    return None if record.key is None else record.key.encode()
+
+
+@dataclasses.dataclass(slots=True)
+class Sent:
+    """One record, and what its sender was told."""
+
+    record: PlannedRecord
+    #: The time in the loop's seconds. `called` and `entered` count events instead: entered
+    #: before another was called says that the order of the two is certain.
+    called_at: float
+    called: int
+    entered: int | None = None
+    entered_at: float | None = None
+    ended_at: float | None = None
+    #: Records of one `send_many` have an order of their own.
+    stream: int | None = None
+    timestamp: int = -1
+    #: "" as long as nobody was told anything; "acknowledged", "failed"; "refused" before it
+    #: was buffered; "cancelled" while it was being sent: nobody was told what became of it.
+    outcome: str = ""
+    partition: int = -1
+    offset: int = -1
+    #: Of a failure: "no", "maybe", "yes". Of any error: its type.
+    persisted: str = ""
+    error: str = ""
+    #: How often its delivery has told of its end; None where there is no delivery to ask.
+    ends: int | None = None
+
+    def __str__(self) -> str:
+        return f"record {self.record.number} for {self.record.topic}"
+
+
+class Ended(NamedTuple):
+    """A call that had a time limit."""
+
+    what: str
+    began_at: float
+    ended_at: float
+    #: Seconds; None where there was none.
+    limit: float | None
+
+
+@dataclasses.dataclass
+class History:
+    """What was seen."""
+
+    options: Mapping[str, Any]
+    #: Whether nothing went wrong on the brokers' side, and the network was quick.
+    calm: bool = False
+    sent: list[Sent] = dataclasses.field(default_factory=list)
+    logs: dict[Place, list[StoredRecord]] = dataclasses.field(default_factory=dict)
+    #: Records of late batches: (topic, partition, producer id, epoch, sequence).
+    late: set[tuple[str, int, int, int, int]] = dataclasses.field(default_factory=set)
+    calls: list[Ended] = dataclasses.field(default_factory=list)
+    #: What World has found wrong itself: memory, errors in the log, tasks left behind ...
+    found: list[Violation] = dataclasses.field(default_factory=list)
+    counters: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether each record is to be stored once."""
+        return bool(self.options["enable_idempotence"])
+
+    def stored(self) -> dict[int, list[tuple[Place, StoredRecord]]]:
+        """Where each record is, by number."""
+        places: dict[int, list[tuple[Place, StoredRecord]]] = defaultdict(list)
+        for place, records in self.logs.items():
+            for record in records:
+                number = (record.value or b"").partition(b":")[0]
+                places[int(number) if number.isdigit() else -1].append((place, record))
+        return places
+
+
+def check(history: History) -> list[Violation]:
+    """All broken promises; empty for a good history."""
+    return history.found + [violation for rule in RULES for violation in rule(history)]
+
+
+# -- the rules ---------------------------------------------------------------------------------
+
+
+def _every_record_has_one_end(history: History) -> Iterator[Violation]:
+    for sent in history.sent:
+        if not sent.outcome:
+            yield Violation("pending", f"{sent} has no end, and the producer is closed")
+        if sent.ends not in (None, 1):
+            yield Violation("ends", f"the delivery of {sent} has ended {sent.ends} times")
+
+
+def _acknowledged_is_stored_where_it_was_said(history: History) -> Iterator[Violation]:
+    stored = history.stored()
+    for sent in history.sent:
+        if sent.outcome != "acknowledged" or history.options.get("acks") == 0:
+            continue
+        found = [
+            record.offset
+            for place, record in stored.get(sent.record.number, ())
+            if place == (sent.record.topic, sent.partition)
+        ]
+        if not found:
+            yield Violation("lost", f"{sent} was acknowledged and is not in the log")
+        elif sent.offset >= 0 and sent.offset not in found:
+            yield Violation("offset", f"{sent} is at {found}, not at offset {sent.offset}")
+
+
+def _is_stored_once(history: History) -> Iterator[Violation]:
+    if not history.idempotent and history.options.get("retries") != 0:
+        return
+    for number, places in history.stored().items():
+        on_time = [
+            (place, record)
+            for place, record in places
+            if (*place, record.producer_id, record.producer_epoch, record.sequence)
+            not in history.late
+        ]
+        if len(places) > 1 and len(on_time) == len(places):
+            where = [f"{topic}-{index}@{record.offset}" for (topic, index), record in places]
+            yield Violation("doubled", f"record {number} is at {', '.join(where)}")
+        elif len(on_time) > 1:
+            yield Violation("doubled", f"record {number} is stored {len(on_time)} times")
+
+
+def _persisted_is_true(history: History) -> Iterator[Violation]:
+    stored = history.stored()
+    for sent in history.sent:
+        is_stored = sent.record.number in stored
+        if sent.outcome == "refused" and is_stored:
+            yield Violation("refused", f"{sent} was refused with {sent.error} and is in the log")
+        if sent.outcome != "failed":
+            continue
+        if sent.persisted == "no" and is_stored:
+            yield Violation(
+                "persisted", f"{sent} failed with {sent.error}, persisted no, and is in the log"
+            )
+        if sent.persisted == "yes" and not is_stored:
+            yield Violation("persisted", f"{sent} failed with persisted yes, and is not stored")
+        if sent.persisted not in ("no", "maybe", "yes"):
+            yield Violation("persisted", f"{sent} failed with persisted={sent.persisted!r}")
+
+
+def _keeps_its_contents(history: History) -> Iterator[Violation]:
+    sent_by_number = {sent.record.number: sent for sent in history.sent}
+    for number, places in history.stored().items():
+        sent = sent_by_number.get(number)
+        for (topic, index), record in places:
+            where = f"{topic}-{index}@{record.offset}"
+            if sent is None:
+                yield Violation("foreign", f"{where} holds {record.value!r}, which nobody sent")
+                continue
+            planned = sent.record
+            if (record.key, record.value) != (key_of(planned), value_of(planned)):
+                yield Violation("altered", f"{where} holds other bytes than {sent}")
+            if planned.partition not in (None, index) or planned.topic != topic:
+                yield Violation("altered", f"{sent} is in {where}")
+            appended = history.counters.get("log append time")
+            if record.timestamp != sent.timestamp and not appended:
+                yield Violation("altered", f"{sent} has the timestamp {record.timestamp}")
+
+
+def _keeps_keys_together(history: History) -> Iterator[Violation]:
+    if history.options.get("partitioner", "default") == "round_robin":
+        return
+    if history.options.get("partitioner_ignore_keys"):
+        return
+    partitions: dict[tuple[str, str], int] = {}
+    for sent in history.sent:
+        key, index = sent.record.key, sent.partition
+        if key is None or index < 0 or sent.record.partition is not None:
+            continue
+        if partitions.setdefault((sent.record.topic, key), index) != index:
+            yield Violation("scattered", f"key {key} of {sent.record.topic} is in two partitions")
+
+
+def _keeps_the_order(history: History) -> Iterator[Violation]:
+    if not history.idempotent and history.options["max_in_flight_requests_per_connection"] > 1:
+        return
+    sent_by_number = {sent.record.number: sent for sent in history.sent}
+    for (topic, index), records in history.logs.items():
+        seen: set[int] = set()
+        order: list[Sent] = []
+        for record in records:
+            number = int((record.value or b"-1:").partition(b":")[0])
+            sent = sent_by_number.get(number)
+            if sent is None or number in seen:
+                continue
+            seen.add(number)
+            # One at a time, but without sequences: what was given up may come late.
+            if history.idempotent or sent.outcome == "acknowledged":
+                order.append(sent)
+        yield from _disorder(f"{topic}-{index}", order)
+
+
+def _disorder(where: str, order: list[Sent]) -> Iterator[Violation]:
+    """`order`: as they are in the log."""
+    last_called: Sent | None = None  # the one of those so far that was called last
+    single: Sent | None = None
+    streams: dict[int, Sent] = {}
+    for sent in order:
+        before: Sent | None
+        if sent.stream is None:
+            # They enter in the order of their calls, wherever they had to wait.
+            before = single
+            single = sent
+        else:
+            before = streams.get(sent.stream)
+            streams[sent.stream] = sent
+        if before is None or before.called < sent.called:
+            before = last_called
+            if before is None or sent.entered is None or before.called < sent.entered:
+                before = None
+        if before is not None:
+            yield Violation("reordered", f"{where}: {sent} was sent before {before}, stored after")
+        if last_called is None or sent.called > last_called.called:
+            last_called = sent
+
+
+def _ends_in_time(history: History) -> Iterator[Violation]:
+    timeout = history.options["delivery_timeout_ms"] / 1000
+    block = history.options["max_block_ms"] / 1000
+    for sent in history.sent:
+        taken = _seconds(sent.entered_at, sent.ended_at)
+        if taken is not None and taken > timeout + _TICK:
+            yield Violation("late", f"{sent} took {taken} s to its end")
+        # A send_many waits for each of its records.
+        waited = _seconds(sent.called_at, sent.entered_at)
+        if waited is None and sent.outcome == "refused":
+            waited = _seconds(sent.called_at, sent.ended_at)
+        if sent.stream is None and waited is not None and waited > block + _TICK:
+            yield Violation("blocked", f"{sent} waited {waited} s for metadata and room")
+    for call in history.calls:
+        taken = call.ended_at - call.began_at
+        if call.limit is not None and taken > call.limit + _TICK:
+            yield Violation("overtime", f"{call.what} took {taken} s, its limit is {call.limit}")
+
+
+def _seconds(began: float | None, ended: float | None) -> float | None:
+    return None if began is None or ended is None else ended - began
+
+
+def _is_quick_where_nothing_is_wrong(history: History) -> Iterator[Violation]:
+    if not history.calm:
+        return
+    patience = history.options["linger_ms"] / 1000 + _CALM_SECONDS
+    for sent in history.sent:
+        if sent.outcome == "failed" and sent.error != "AbortedError":
+            yield Violation("calm", f"{sent} failed with {sent.error}, and nothing was wrong")
+        taken = _seconds(sent.entered_at, sent.ended_at)
+        if taken is not None and taken > patience:
+            yield Violation("calm", f"{sent} took {taken} s for no reason")
+
+
+def _nothing_expires_that_has_time(history: History) -> Iterator[Violation]:
+    if history.options["delivery_timeout_ms"] < PATIENT_MS:
+        return
+    for sent in history.sent:
+        if sent.error in ("DeliveryTimeout", "BufferTimeout"):
+            yield Violation("starved", f"{sent}: {sent.error}, long after all troubles were over")
+
+
+RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
+    _every_record_has_one_end,
+    _acknowledged_is_stored_where_it_was_said,
+    _is_stored_once,
+    _persisted_is_true,
+    _keeps_its_contents,
+    _keeps_keys_together,
+    _keeps_the_order,
+    _ends_in_time,
+    _is_quick_where_nothing_is_wrong,
+    _nothing_expires_that_has_time,
+)

@@ -1,0 +1,780 @@
+"""Runs a plan: the real producer on virtual time, in front of an embedded cluster.
+
+The same plan gives the same history, to the last byte on the wire: the clock is virtual,
+the network is in memory, what the producer asks of `random` comes from the plan's seed,
+and nothing waits for a thread. `Result.trace` is a digest of all that happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import logging
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from asyncproducer.core.delivery import Delivery
+from asyncproducer.errors import BufferTimeout, DeliveryError, KafkaError
+from asyncproducer.producer import Producer
+from asyncproducer.records import Record, RecordMetadata
+from asyncproducer.testing.batches import BatchError
+from asyncproducer.testing.broker import EmbeddedCluster
+from asyncproducer.testing.clock import DeadlockError, VirtualTimeLoop
+from asyncproducer.testing.faults import Fault, ReceivedRequest
+from asyncproducer.testing.network import Direction, MemoryLink, MemoryNetwork, MemoryServer
+from asyncproducer.testing.simulation.model import (
+    Ended,
+    History,
+    Sent,
+    Violation,
+    check,
+    key_of,
+    value_of,
+)
+from asyncproducer.testing.simulation.plan import PATIENT_MS, Plan, PlannedRecord, Step
+
+__all__ = ["Result", "run"]
+
+#: Virtual seconds after which something must be wrong that keeps the loop busy for ever.
+_LIMIT = 100_000.0
+#: And turns of the loop: most histories need less than a thousand.
+_MOST_TURNS = 300_000
+#: The brokers' clock at the start, ms since 1970: records have timestamps near it.
+_EPOCH_MS = 1_700_000_000_000
+#: A peaceful close may take so long to write what a connection has accepted (CLOSE_GRACE).
+_CLOSE_GRACE = 1.0
+#: Turns of the loop in which users hear of what the end of the producer meant for them.
+_LAST_TURNS = 10
+
+#: Kafka's default of max.message.bytes.
+_USUAL_BYTES = 1_048_588
+#: What tasks of the brokers run that have no name.
+_BROKERS_OWN = ("Fault.released", "sleep")
+
+#: Logged when nobody asks a failed delivery, as after a cancelled `send`: it must be.
+_NOBODY_LOOKED = "nobody looked at the result"
+
+
+class Result(NamedTuple):
+    """What became of a plan."""
+
+    violations: list[Violation]
+    counters: Counter[str]
+    #: A digest of every request, answer and outcome, with their times.
+    trace: str
+
+
+def run(plan: Plan, *, log_level: int | None = None) -> Result:
+    """Runs the plan, and checks what was seen. Uses and seeds the module `random`.
+
+    What the package logs goes nowhere, unless there is a `log_level`.
+    """
+    random.seed(plan.seed)
+    world = _World(plan)
+    collecting = gc.isenabled()
+    # What reference cycles hold must not end at times that depend on other histories.
+    gc.disable()
+    try:
+        with _errors_logged(log_level) as errors, warnings.catch_warnings():
+            # What a broken producer leaves open is told by its own violations.
+            warnings.simplefilter("ignore", ResourceWarning)
+            world.live()
+            world.forget()
+            gc.collect()
+    finally:
+        if collecting:
+            gc.enable()
+    history = world.history
+    history.found += [Violation("logged", text) for text in errors]
+    violations = check(history)
+    for sent in history.sent:
+        world.trace(sent)
+    return Result(violations, history.counters, world.digest.hexdigest())
+
+
+class _Handler(logging.Handler):
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._errors = errors
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()  # also of a warning, which must be well-formed
+        if record.levelno >= logging.ERROR and _NOBODY_LOOKED not in text:
+            if record.exc_info and record.exc_info[1] is not None:
+                text += f": {record.exc_info[1]!r}"
+            self._errors.append(text)
+
+
+@contextlib.contextmanager
+def _errors_logged(log_level: int | None) -> Iterator[list[str]]:
+    """What the package logs as an error, though it should not."""
+    errors: list[str] = []
+    handler = _Handler(errors)
+    logger = logging.getLogger("asyncproducer")
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if log_level is None else log_level)
+    logger.propagate = log_level is not None
+    try:
+        yield errors
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+class _Loop(VirtualTimeLoop):
+    """Ends what turns for ever, with or without moving its time."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=_LIMIT)
+        self._turns = 0
+
+    def _run_once(self) -> None:
+        self._turns += 1
+        if self._turns % _MOST_TURNS == 0:
+            raise DeadlockError(self._report(f"the loop has turned {self._turns} times"))
+        super()._run_once()  # type: ignore[misc]  # asyncio's own, in no stub
+
+
+class _Network(MemoryNetwork):
+    """Keeps its servers, and the links in the order in which brokers number them."""
+
+    def __init__(self, latency: float, window: int | None) -> None:
+        if window is None:
+            super().__init__(latency=latency)
+        else:
+            super().__init__(latency=latency, window=window)
+        self.on_link = self._linked
+        self.made: list[MemoryLink] = []
+        self.servers: dict[int, MemoryServer] = {}
+
+    def listen(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> MemoryServer:
+        server = super().listen(host, port, protocol_factory)
+        self.servers[server.address.port] = server
+        return server
+
+    def _linked(self, link: MemoryLink) -> None:
+        self.made.append(link)
+
+
+class _World:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.history = History(
+            plan.options,
+            calm=not plan.troubles and not {"window", "max_message_bytes"} & plan.cluster.keys(),
+        )
+        self.count = self.history.counters
+        self.digest = hashlib.blake2b(digest_size=12)
+        self.network = _Network(plan.cluster["latency"], plan.cluster.get("window"))
+        version = plan.cluster.get("produce_version")
+        self.cluster = EmbeddedCluster(
+            plan.cluster["brokers"],
+            topics=plan.cluster["topics"],
+            network=self.network,
+            auto_create_topics=False,
+            request_versions={} if version is None else {0: (0, version)},
+            message_timestamp_type="LogAppendTime"
+            if plan.cluster.get("log_append_time")
+            else "CreateTime",
+            max_message_bytes=plan.cluster.get("max_message_bytes", _USUAL_BYTES),
+            validate_records=False,
+            start_time_ms=_EPOCH_MS,
+        )
+        self.producer: Producer[Any, Any]
+        self.tasks: dict[asyncio.Task[None], str] = {}
+        self.troubles: list[asyncio.Task[None]] = []
+        self.faults: list[Fault] = []
+        self.deliveries: list[tuple[Sent, Delivery]] = []
+        self.ticks = 0
+        self.last_step = max((step.at for step in plan.steps), default=0.0) + 0.001
+        #: Identity of a batch -> its size: it is sent again as it was.
+        self.batches: dict[tuple[Any, ...], tuple[int, int]] = {}
+
+    def trace(self, *what: object) -> None:
+        self.digest.update(repr(what).encode())
+
+    def found(self, rule: str, what: str) -> None:
+        self.history.found.append(Violation(rule, what))
+
+    def tick(self) -> int:
+        self.ticks += 1
+        return self.ticks
+
+    # -- life ------------------------------------------------------------------------------
+
+    def live(self) -> None:
+        runner = asyncio.Runner(loop_factory=_Loop, debug=False)
+        try:
+            self.loop = runner.get_loop()
+            self.loop.set_exception_handler(self._unhandled)
+            runner.run(self._main())
+        except DeadlockError as error:
+            self.found("hang", str(error))
+        except Exception as error:
+            self.found("raised", f"the producer raised {error!r}")
+        finally:
+            # In a busy loop it cannot be closed in peace.
+            with contextlib.suppress(DeadlockError):
+                runner.close()
+
+    def forget(self) -> None:
+        """Lets go of everything that ran: only what was seen is kept."""
+        for name in ("producer", "loop", "cluster", "network", "tasks", "troubles", "deliveries"):
+            vars(self).pop(name, None)
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.found("unhandled", f"{context['message']}: {error!r}")
+
+    async def _main(self) -> None:
+        plan, loop = self.plan, self.loop
+        if plan.cluster.get("log_append_time"):
+            self.count["log append time"] = 1
+        await self.cluster.start()
+        # The first rule of all: it sees each request, and applies to none.
+        self.cluster.inject("produce", times=None, when=self._watch)
+        start = loop.time()
+        for trouble in plan.troubles:
+            act = getattr(self, f"_{trouble.kind}")
+            loop.call_at(start + trouble.at, self._trouble, act, trouble.arguments)
+        self.producer = Producer(
+            self.cluster.bootstrap_servers,
+            connector=self.network,
+            client_id="simulated",
+            **plan.options,
+        )
+        try:
+            await self.producer.start()
+        except KafkaError as error:
+            self.count[f"start failed: {type(error).__name__}"] += 1
+        else:
+            self.producer._scheduler._in_thread = self._in_thread
+            start = loop.time()
+            for step in plan.steps:
+                loop.call_at(start + step.at, self._begin, step)
+            await self._users_done(plan.close_at)
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._close(plan.close_timeout)
+            await self._look_behind()
+        await self._settle()
+        self._read_logs()
+        self._count()
+
+    async def _users_done(self, close_at: float | None) -> None:
+        if close_at is not None:
+            await asyncio.sleep(close_at)
+            return
+        await asyncio.sleep(self.last_step)
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=2 * PATIENT_MS / 1000)
+
+    async def _in_thread(self, function: Callable[[], bytes]) -> bytes:
+        """Instead of a thread, which would end whenever it likes."""
+        await asyncio.sleep(self.plan.cluster.get("compressing", 0.0))
+        return function()
+
+    async def _look_behind(self) -> None:
+        """What a closed producer must not leave."""
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(0)
+        for task, what in self.tasks.items():
+            if not task.done():
+                self.found("stuck", f"{what} waits on after the producer was closed")
+        ours = {asyncio.current_task(), *self.tasks, *self.troubles}
+        left = [
+            task.get_name()
+            for task in asyncio.all_tasks()
+            if task not in ours
+            and not task.get_name().startswith("broker-")
+            and getattr(task.get_coro(), "__qualname__", "") not in _BROKERS_OWN
+        ]
+        if left:
+            self.found("leak", f"tasks run after the producer was closed: {sorted(left)}")
+        for sent, delivery in self.deliveries:
+            if delivery.done():
+                again = dataclasses.replace(sent)
+                self._tell(again, delivery)
+                again.ended_at = sent.ended_at
+                if again != sent:
+                    self.found("ends", f"{sent}: first {sent!r}, then {again!r}")
+        pool = self.producer._pool
+        if (pool.available, pool.held, pool.waiting) != (pool.total, 0, 0):
+            self.found("memory", f"after the producer was closed: {pool.statistics()}")
+        if self.producer._accumulator.incomplete:
+            self.found("memory", "batches without an end after the producer was closed")
+        for sent in self.history.sent:
+            self.trace(sent.record.number, sent.outcome, sent.ended_at)
+
+    async def _settle(self) -> None:
+        """What is on its way to the brokers still arrives: it may be in the log, too."""
+        # Steps that come too late meet a closed producer.
+        await asyncio.sleep(self.last_step)
+        for task in self.tasks:
+            task.cancel()
+        for task in self.troubles:
+            task.cancel()
+        await asyncio.wait([*self.tasks, *self.troubles, self.loop.create_task(asyncio.sleep(0))])
+        self.cluster.clear_faults()
+        for node in self.cluster.node_ids:
+            self.cluster.resume(node)
+        for link in list(self.network.links):
+            link.to_server.resume()
+            link.to_client.resume()
+        # Twice a latency, and the longest delay that a fault holds an answer back.
+        await asyncio.sleep(2.0)
+        await self.cluster.close()
+
+    def _read_logs(self) -> None:
+        for topic, partitions in self.plan.cluster["topics"].items():
+            for index in range(partitions):
+                try:
+                    records = self.cluster.records(topic, index)
+                except BatchError as error:
+                    self.found("altered", f"{topic}-{index} cannot be read: {error}")
+                    records = []
+                self.history.logs[topic, index] = records
+                self.trace(topic, index, [(r.offset, r.value, r.sequence) for r in records])
+
+    # -- what a user does ------------------------------------------------------------------
+
+    def _begin(self, step: Step) -> None:
+        what = step.action
+        if step.records:
+            what += f" of {[record.number for record in step.records]}"
+        task = self.loop.create_task(self._act(step, what), name=what)
+        self.tasks[task] = what
+        if step.cancel_after is not None:
+            self.loop.call_later(step.cancel_after, self._cancel, task)
+        elif step.cancel_turns is not None:
+            self._cancel_in(task, step.cancel_turns)
+
+    def _cancel_in(self, task: asyncio.Task[None], turns: int) -> None:
+        if turns:
+            self.loop.call_soon(self._cancel_in, task, turns - 1)
+        else:
+            self._cancel(task)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        if task.cancel():
+            self.count["cancelled calls"] += 1
+
+    async def _act(self, step: Step, what: str) -> None:
+        try:
+            if step.action == "flush":
+                await self._flush(step.timeout)
+            elif step.action == "close":
+                await self._close(step.timeout)
+            elif step.action == "warm_up":
+                await self._warm_up()
+            elif step.action == "send_many":
+                await self._send_many(step)
+            else:
+                await self._send(step)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.found("raised", f"{what} raised {error!r}")
+
+    def _called(self, record: PlannedRecord, stream: int | None = None) -> Sent:
+        now = self.loop.time()
+        sent = Sent(record, now, self.tick(), stream=stream)
+        sent.timestamp = _EPOCH_MS + round(now * 1000)
+        self.history.sent.append(sent)
+        return sent
+
+    async def _send(self, step: Step) -> None:
+        record = step.records[0]
+        sent = self._called(record)
+        producer = self.producer
+        fields: dict[str, Any] = {
+            "key": key_of(record),
+            "partition": record.partition,
+            "timestamp": sent.timestamp,
+            "headers": {"number": b"%d" % record.number} if record.number % 3 == 0 else None,
+        }
+        delivery = None
+        try:
+            if step.action == "send":
+                self._acknowledged(
+                    sent, await producer.send(record.topic, value_of(record), **fields)
+                )
+                return
+            if step.action == "enqueue":
+                delivery = await producer.enqueue(record.topic, value_of(record), **fields)
+            else:
+                delivery = producer.send_nowait(record.topic, value_of(record), **fields)
+        except asyncio.CancelledError:
+            sent.outcome = "cancelled"
+            raise
+        except KafkaError as error:
+            self._failed(sent, error)
+            return
+        sent.entered, sent.entered_at = self.tick(), self.loop.time()
+        sent.partition = delivery.partition
+        sent.ends = 0
+        self.deliveries.append((sent, delivery))
+        delivery.add_done_callback(partial(self._delivered, sent))
+        if step.waits:
+            try:
+                await delivery
+            except DeliveryError:
+                if not sent.ends:
+                    self.found("ends", f"{sent} failed before its callbacks were called")
+
+    def _delivered(self, sent: Sent, delivery: Delivery) -> None:
+        sent.ends = (sent.ends or 0) + 1
+        self._tell(sent, delivery)
+
+    def _tell(self, sent: Sent, delivery: Delivery) -> None:
+        try:
+            self._acknowledged(sent, delivery.result())
+        except DeliveryError as error:
+            self._failed(sent, error)
+
+    async def _send_many(self, step: Step) -> None:
+        stream = self.tick()
+        all_sent: list[Sent] = []
+
+        def records() -> Iterator[Record]:
+            for planned in step.records:
+                sent = self._called(planned, stream)
+                all_sent.append(sent)
+                yield Record(
+                    planned.topic,
+                    value_of(planned),
+                    key_of(planned),
+                    partition=planned.partition,
+                    timestamp=sent.timestamp,
+                )
+
+        try:
+            result = await self.producer.send_many(None, records(), raise_on_error=False)
+        except asyncio.CancelledError:
+            for sent in all_sent:
+                sent.outcome = "cancelled"
+            raise
+        except KafkaError:
+            # Closed meanwhile: what came in before that goes on, and nobody is told.
+            for sent in all_sent:
+                sent.outcome = "cancelled"
+            return
+        if len(result) != len(all_sent):
+            self.found("ends", f"send_many of {len(all_sent)} records told of {len(result)}")
+        for sent, outcome in zip(all_sent, result, strict=False):
+            if isinstance(outcome, RecordMetadata):
+                self._acknowledged(sent, outcome)
+            elif isinstance(outcome, KafkaError):
+                self._failed(sent, outcome)
+            else:
+                self.found("raised", f"{sent} failed with {outcome!r}")
+
+    def _acknowledged(self, sent: Sent, metadata: RecordMetadata) -> None:
+        sent.outcome = "acknowledged"
+        sent.ended_at = self.loop.time()
+        sent.partition, sent.offset = metadata.partition, metadata.offset
+
+    def _failed(self, sent: Sent, error: KafkaError) -> None:
+        sent.ended_at = self.loop.time()
+        sent.error = type(error).__name__
+        if isinstance(error, DeliveryError):
+            sent.outcome = "failed"
+            sent.persisted = error.persisted
+            sent.partition = error.partition
+            str(error)
+        else:
+            sent.outcome = "refused"
+            alone = sent.stream is None and isinstance(error, BufferTimeout)
+            if alone and not self.producer._pool.reserved:
+                self.found("starved", f"{sent} got no memory, though nobody has any")
+
+    async def _warm_up(self) -> None:
+        began = self.loop.time()
+        try:
+            await self.producer.warm_up(*self.plan.cluster["topics"])
+        except KafkaError:
+            self.count["warm-ups refused"] += 1
+        limit = self.plan.options["max_block_ms"] / 1000
+        self.history.calls.append(Ended("warm_up", began, self.loop.time(), limit))
+
+    async def _flush(self, timeout: float | None) -> None:
+        began = self.loop.time()
+        before = [sent for sent in self.history.sent if sent.ends == 0]
+        try:
+            await self.producer.flush(timeout)
+        except TimeoutError:
+            self.count["flushes timed out"] += 1
+        except KafkaError:
+            self.count["flushes refused"] += 1
+        else:
+            self.count["flushes"] += 1
+            for sent in before:
+                if not sent.ends:
+                    self.found("flush", f"a flush ended before {sent}")
+        limit = self.plan.options["delivery_timeout_ms"] / 1000 if timeout is None else timeout
+        self.history.calls.append(Ended("flush", began, self.loop.time(), limit))
+
+    async def _close(self, timeout: float | None) -> None:
+        began = self.loop.time()
+        limit = timeout
+        if limit is None:
+            limit = self.plan.options["delivery_timeout_ms"] / 1000 + _CLOSE_GRACE
+        try:
+            await self.producer.close(timeout)
+        finally:
+            self.history.calls.append(Ended("close", began, self.loop.time(), limit))
+        self.count["closes"] += 1
+
+    # -- what goes wrong -------------------------------------------------------------------
+
+    def _trouble(self, act: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        outcome: Coroutine[Any, Any, None] | None = act(**arguments)
+        if outcome is not None:
+            self.troubles.append(self.loop.create_task(outcome))
+
+    def _fault(self, **arguments: Any) -> None:
+        error = arguments.get("error")
+        if error in ("OUT_OF_ORDER_SEQUENCE_NUMBER", "UNKNOWN_PRODUCER_ID"):
+            # Of a batch that a broker has, it says neither.
+            arguments["when"] = self._is_new
+        fault = self.cluster.inject(**arguments)
+        self.faults.append(fault)
+
+    async def _move_leader(
+        self, topic: str, partition: int, node: int, nobody_for: float | None = None
+    ) -> None:
+        if nobody_for is not None:
+            self.cluster.move_leader(topic, partition, -1)
+            self.count["trouble: nobody leads"] += 1
+            await asyncio.sleep(nobody_for)
+            if self.cluster.leader(topic, partition) != -1:
+                return
+        with contextlib.suppress(ValueError):  # that node is down
+            self.cluster.move_leader(topic, partition, node)
+            self.count["trouble: leader moved"] += 1
+
+    async def _leader_hangs(self, topic: str, partition: int, delay: float, how: str) -> None:
+        old = self.cluster.leader(topic, partition)
+        alive = [node.node_id for node in self.cluster._state.alive]
+        if old not in alive or len(alive) < 2:
+            return
+        if how == "paused":
+            self.cluster.pause(old)
+            await asyncio.sleep(delay / 4)
+        else:
+            fault = self.cluster.inject(
+                "produce",
+                node=old,
+                topic=topic,
+                partition=partition,
+                delay=delay,
+                drop="after" if how == "lost" else None,
+                error="NOT_LEADER_OR_FOLLOWER" if how == "refused" else None,
+            )
+            self.faults.append(fault)
+            await fault.reached()
+        new = alive[(alive.index(old) + 1) % len(alive)]
+        if self.cluster._state.nodes[new].alive:
+            self.cluster.move_leader(topic, partition, new)
+            self.count["trouble: leader hangs, another leads"] += 1
+        if how == "paused":
+            await asyncio.sleep(delay)
+            self.cluster.resume(old)
+
+    async def _stop_broker(self, node: int, lasting: float) -> None:
+        self.count["trouble: broker stopped"] += 1
+        await self.cluster.stop_broker(node)
+        await asyncio.sleep(lasting)
+        await self.cluster.start_broker(node)
+
+    async def _pause_broker(self, node: int, lasting: float) -> None:
+        self.count["trouble: broker paused"] += 1
+        self.cluster.pause(node)
+        await asyncio.sleep(lasting)
+        self.cluster.resume(node)
+
+    def _kill_connections(self, node: int) -> None:
+        self.count["trouble: connections killed"] += self.cluster.kill_connections(node)
+
+    def _server(self, node: int) -> MemoryServer:
+        port = int(self.cluster.address(node).rpartition(":")[2])
+        return self.network.servers[port]
+
+    async def _link(
+        self,
+        node: int,
+        towards: str,
+        how: str,
+        sizes: tuple[int, ...] = (),
+        lasting: float = 0.0,
+        after_bytes: int = 0,
+    ) -> None:
+        ways: list[Direction] = [
+            link.to_server if towards == "server" else link.to_client
+            for link in self._server(node).links
+        ]
+        self.count[f"trouble: link {how}"] += len(ways)
+        for way in ways:
+            if how == "split":
+                way.split(*sizes)
+            elif how == "stall":
+                way.stall()
+            elif how == "cut":
+                way.cut_after(after_bytes)
+            elif how == "half_close":
+                way.half_close()
+            else:
+                way.black_hole()
+        if how == "stall":
+            await asyncio.sleep(lasting)
+            for way in ways:
+                way.resume()
+
+    async def _connects(self, node: int, how: str, lasting: float) -> None:
+        server = self._server(node)
+        self.count[f"trouble: connecting {how}"] += 1
+        if how == "delay":
+            server.delay = lasting
+            return
+        setattr(server, how, True)
+        await asyncio.sleep(lasting)
+        setattr(server, how, False)
+
+    async def _max_message_bytes(self, topic: str, size: int, lasting: float) -> None:
+        incomplete = self.producer._accumulator.incomplete
+        if any(batch.topic == topic and batch.sends for batch in incomplete):
+            # What is stored already and then found too large is split, and stored twice.
+            return
+        self.count["trouble: smaller batches"] += 1
+        logs = [partition.log for partition in self.cluster._state.topic(topic).partitions]
+        usual = self.plan.cluster.get("max_message_bytes", _USUAL_BYTES)
+        for log in logs:
+            log.config = dataclasses.replace(log.config, max_message_bytes=min(size, usual))
+        await asyncio.sleep(lasting)
+        for log in logs:
+            log.config = dataclasses.replace(log.config, max_message_bytes=usual)
+
+    def _forget_producers(self, topic: str, partition: int) -> None:
+        # A broker forgets those that are silent for days: with something on its way,
+        # nothing could tell a batch that is stored from one that is not.
+        if not self.producer._accumulator.incomplete:
+            self.count["trouble: producers forgotten"] += 1
+            self.cluster.forget_producers(topic, partition)
+
+    # -- what brokers see ------------------------------------------------------------------
+
+    def _watch(self, request: ReceivedRequest) -> bool:
+        """Sees each Produce request, just before it is processed."""
+        self.trace(
+            request.node_id,
+            request.connection_id,
+            request.received_at,
+            request.version,
+            request.size_bytes,
+            request.batches,
+        )
+        self.count["produce requests"] += 1
+        if request.bytes_left_over:
+            self.found("wire", f"{request.bytes_left_over} bytes too many in a request")
+        # What the client has given up, but arrives.
+        late = self.network.made[request.connection_id - 1].client.is_closing()
+        places = set()
+        for batch in request.batches:
+            topic, index = str(batch.topic), batch.partition
+            places.add((topic, index))
+            if batch.base_sequence < 0:
+                continue
+            identity = topic, index, batch.producer_id, batch.producer_epoch, batch.base_sequence
+            looks = batch.size_bytes, batch.record_count
+            if self.batches.setdefault(identity, looks) != looks:
+                # After a split the first part has the sequence of the whole.
+                if looks > self.batches[identity]:
+                    self.found("wire", f"{identity} was sent again with other records")
+                self.batches[identity] = looks
+            if late:
+                self.count["late batches"] += 1
+                for number in range(batch.record_count):
+                    sequence = (batch.base_sequence + number) % 2**31
+                    self.history.late.add((*identity[:4], sequence))
+        if len(places) < len(request.batches):
+            self.found("wire", "a request has two batches of one partition")
+        self._check_memory()
+        return False
+
+    def _check_memory(self) -> None:
+        pool = self.producer._pool
+        used = sum(batch.memory for batch in self.producer._accumulator.incomplete)
+        if min(pool.available, pool.held) < 0 or used > pool.reserved:
+            self.found("memory", f"{used} bytes are in use: {pool.statistics()}")
+
+    def _is_new(self, request: ReceivedRequest) -> bool:
+        """Whether none of the request's batches is stored."""
+        for batch in request.batches:
+            topic = self.cluster._state.topics.get(str(batch.topic))
+            if topic is None or batch.base_sequence < 0:
+                return False
+            identity = batch.producer_id, batch.producer_epoch, batch.base_sequence
+            for stored in topic.partitions[batch.partition].log.batches():
+                header = stored.header
+                if identity == (header.producer_id, header.producer_epoch, header.base_sequence):
+                    return False
+        return bool(request.batches)
+
+    # -- what was met ----------------------------------------------------------------------
+
+    def _count(self) -> None:
+        count = self.count
+        for fault in self.faults:
+            if fault.hits:
+                count[f"fault: {_name(fault)}"] += fault.hits
+        for sent in self.history.sent:
+            what = sent.outcome
+            if sent.outcome == "failed":
+                what += f" {sent.error}, persisted {sent.persisted}"
+            elif sent.outcome == "refused":
+                what += f" {sent.error}"
+            count[f"records {what}"] += 1
+        producer = self.producer
+        if producer._loop is None:
+            return
+        metrics = producer.metrics()
+        count["records sent again"] += int(metrics["record_retry_total"])
+        count["batches split"] += int(metrics["batch_split_total"])
+        count["connections"] += int(metrics["connection_creation_total"])
+        count["buffer exhausted"] += int(metrics["buffer_exhausted_total"])
+        if producer._sequences is not None:
+            count["epoch bumps"] += producer._sequences.epoch_bumps
+        self.trace(sorted((name, value) for name, value in metrics.items() if _steady(name)))
+
+
+def _steady(metric: str) -> bool:
+    """Whether a metric is the same in each run of a plan."""
+    return not metric.startswith(("start_time", "app_info"))
+
+
+def _name(fault: Fault) -> str:
+    effects = [] if fault.error is None else [fault.error.name]
+    effects += [
+        name
+        for name, is_set in (
+            ("stored", fault.after_append),
+            (f"drop {fault.drop} append", fault.drop),
+            ("no answer", fault.no_answer),
+            ("delay", fault.delay),
+            ("throttle", fault.throttle_ms),
+            ("truncated answer", fault.truncate is not None),
+            (f"wrong {fault.corrupt}", fault.corrupt),
+        )
+        if is_set
+    ]
+    return f"{fault.api} {', '.join(effects)}"

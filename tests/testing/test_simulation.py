@@ -1,0 +1,531 @@
+"""The simulation: that it runs clean, is the same each time, and finds what it should find."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncproducer._implementation import IMPLEMENTATION
+from asyncproducer.testing.batches import StoredRecord
+from asyncproducer.testing.simulation import Plan, check, make_plan, run, shrink, world
+from asyncproducer.testing.simulation.__main__ import main
+from asyncproducer.testing.simulation.model import Ended, History, Sent, Violation, value_of
+from asyncproducer.testing.simulation.mutants import MUTANTS, Mutant, planted
+from asyncproducer.testing.simulation.plan import PATIENT_MS, PlannedRecord, Step, Trouble
+
+#: How many histories run in each build: some always the same, some that nobody has seen.
+FIXED, FRESH = 200, 100
+
+only_python = pytest.mark.skipif(
+    IMPLEMENTATION == "compiled", reason="bugs are planted in the Python sources"
+)
+
+
+def broken(first: int, count: int) -> dict[int, list[Violation]]:
+    results = {seed: run(make_plan(seed)).violations for seed in range(first, first + count)}
+    return {seed: violations for seed, violations in results.items() if violations}
+
+
+def test_a_fixed_set_of_histories_keeps_all_promises() -> None:
+    assert not broken(0, FIXED)
+
+
+def test_fresh_histories_keep_all_promises() -> None:
+    """A seed that fails here: python -m asyncproducer.testing.simulation --seed SEED"""
+    first = random.SystemRandom().randrange(10**9)
+    assert not broken(first, FRESH), "the keys are the seeds"
+
+
+# -- the same each time ------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_history_each_time() -> None:
+    plans = [make_plan(seed) for seed in range(20)]
+    traces = [run(plan).trace for plan in plans]
+    assert [run(plan).trace for plan in reversed(plans)][::-1] == traces
+    assert len({*traces}) == len(traces)
+
+
+def test_a_seed_gives_the_same_history_in_another_process() -> None:
+    """Whatever the order of sets of str, and of objects by their address."""
+    program = (
+        "from asyncproducer.testing.simulation import make_plan, run\n"
+        "print([run(make_plan(seed)).trace for seed in range(40)])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2", "3")
+    }
+    assert outputs == {f"{[run(make_plan(seed)).trace for seed in range(40)]}\n"}
+
+
+def test_a_plan_can_be_written_down_and_read_again() -> None:
+    for seed in range(50):
+        plan = make_plan(seed)
+        again = Plan.from_json(plan.to_json())
+        assert again.to_json() == plan.to_json()
+        assert again.steps == plan.steps
+        assert again.troubles == plan.troubles
+
+
+def test_a_plan_that_was_read_gives_the_same_history() -> None:
+    for seed in range(5):
+        assert run(Plan.from_json(make_plan(seed).to_json())).trace == run(make_plan(seed)).trace
+
+
+# -- what the model finds ----------------------------------------------------------------------
+
+
+class Seen:
+    """A good history of three records of one partition, to be spoiled."""
+
+    def __init__(self, **options: Any) -> None:
+        options = {
+            "enable_idempotence": True,
+            "max_in_flight_requests_per_connection": 5,
+            "delivery_timeout_ms": 1000,
+            "max_block_ms": 100,
+        } | options
+        self.history = History(options)
+        self.log: list[StoredRecord] = []
+        self.history.logs["t", 0] = self.log
+        for number in (1, 2, 3):
+            sent = Sent(PlannedRecord(number, "t", 5), called_at=0.0, called=2 * number)
+            sent.entered, sent.entered_at, sent.ended_at = 2 * number + 1, 0.0, 0.5
+            sent.outcome, sent.partition, sent.offset, sent.ends = "acknowledged", 0, number - 1, 1
+            self.history.sent.append(sent)
+            self.store(number)
+
+    def store(self, number: int) -> None:
+        value = value_of(PlannedRecord(number, "t", 5))
+        offset = len(self.log)
+        self.log.append(StoredRecord(offset, -1, None, value, (), 7, 0, offset))
+
+    def sent(self, number: int) -> Sent:
+        return self.history.sent[number - 1]
+
+    def fail(self, number: int, persisted: str) -> None:
+        sent = self.sent(number)
+        sent.outcome, sent.persisted, sent.error = "failed", persisted, "DeliveryTimeout"
+
+    @property
+    def rules(self) -> set[str]:
+        return {violation.rule for violation in check(self.history)}
+
+
+def test_a_good_history_breaks_nothing() -> None:
+    assert not Seen().rules
+
+
+def test_an_acknowledged_record_must_be_in_the_log() -> None:
+    seen = Seen()
+    del seen.log[2]
+    assert seen.rules == {"lost"}
+
+
+def test_nothing_is_promised_with_acks_0() -> None:
+    seen = Seen(enable_idempotence=False, acks=0)
+    del seen.log[2]
+    assert not seen.rules
+
+
+def test_an_acknowledged_record_must_be_where_it_was_said() -> None:
+    seen = Seen()
+    seen.sent(3).offset = 7
+    assert seen.rules == {"offset"}
+
+
+def test_a_record_must_not_be_stored_twice() -> None:
+    seen = Seen()
+    seen.store(2)
+    assert "doubled" in seen.rules
+
+
+def test_without_retries_a_record_must_not_be_stored_twice_either() -> None:
+    seen = Seen(enable_idempotence=False, retries=0)
+    seen.store(2)
+    assert "doubled" in seen.rules
+    seen = Seen(enable_idempotence=False, retries=3)
+    seen.store(2)
+    assert not seen.rules
+
+
+def test_one_late_copy_is_no_fault_and_two_copies_in_time_are() -> None:
+    seen = Seen()
+    seen.store(2)
+    seen.history.late.add(("t", 0, 7, 0, 3))
+    assert "doubled" not in seen.rules
+    seen.store(2)
+    assert "doubled" in seen.rules
+
+
+def test_records_must_be_in_the_order_of_their_calls() -> None:
+    seen = Seen()
+    seen.sent(1).called, seen.sent(2).called = seen.sent(2).called, seen.sent(1).called
+    assert seen.rules == {"reordered"}
+
+
+def test_records_of_one_send_many_must_be_in_their_order() -> None:
+    seen = Seen()
+    for number, called in ((1, 20), (2, 21), (3, 22)):
+        seen.sent(number).stream, seen.sent(number).called = 1, called
+        seen.sent(number).entered = None
+    assert not seen.rules
+    seen.sent(1).called = 30
+    assert seen.rules == {"reordered"}
+
+
+def test_calls_that_overlap_have_no_order_across_a_send_many() -> None:
+    seen = Seen()
+    seen.sent(1).called, seen.sent(1).stream = 100, 1
+    seen.sent(2).entered = None  # nobody knows when: it may be late
+    seen.sent(3).entered = None
+    assert not seen.rules
+
+
+def test_with_one_request_in_flight_the_order_of_acknowledged_records_must_hold() -> None:
+    seen = Seen(enable_idempotence=False, max_in_flight_requests_per_connection=1)
+    seen.sent(1).called = 100
+    assert seen.rules == {"reordered"}
+    seen.fail(1, "maybe")
+    assert not seen.rules
+
+
+def test_what_failed_with_persisted_no_must_not_be_in_the_log() -> None:
+    seen = Seen()
+    seen.fail(2, "no")
+    assert seen.rules == {"persisted"}
+
+
+def test_what_failed_with_persisted_yes_must_be_in_the_log() -> None:
+    seen = Seen()
+    seen.fail(3, "yes")
+    assert not seen.rules
+    del seen.log[2]
+    assert seen.rules == {"persisted"}
+
+
+def test_what_failed_with_persisted_maybe_may_be_anywhere() -> None:
+    seen = Seen()
+    seen.fail(3, "maybe")
+    assert not seen.rules
+    del seen.log[2]
+    assert not seen.rules
+
+
+def test_what_was_refused_must_not_be_in_the_log() -> None:
+    seen = Seen()
+    seen.sent(3).outcome = "refused"
+    assert seen.rules == {"refused"}
+
+
+def test_a_record_must_keep_its_bytes() -> None:
+    seen = Seen()
+    seen.log[1] = seen.log[1]._replace(key=b"key")
+    assert seen.rules == {"altered"}
+
+
+def test_a_record_must_keep_its_timestamp() -> None:
+    seen = Seen()
+    seen.log[1] = seen.log[1]._replace(timestamp=5)
+    assert seen.rules == {"altered"}
+
+
+def test_a_record_must_go_to_the_partition_that_was_asked_for() -> None:
+    seen = Seen()
+    seen.sent(1).record = dataclasses.replace(seen.sent(1).record, partition=1)
+    assert seen.rules == {"altered"}
+
+
+def test_a_record_that_nobody_sent_must_not_be_in_the_log() -> None:
+    seen = Seen()
+    seen.store(9)
+    assert seen.rules == {"foreign"}
+
+
+def test_the_records_of_a_key_must_share_a_partition() -> None:
+    seen = Seen()
+    for number, index in ((1, 0), (2, 1)):
+        sent = seen.sent(number)
+        sent.record, sent.partition = dataclasses.replace(sent.record, key="k"), index
+    assert "scattered" in seen.rules
+    seen.history.options = {**seen.history.options, "partitioner": "round_robin"}
+    assert "scattered" not in seen.rules
+
+
+def test_each_record_must_have_an_end() -> None:
+    seen = Seen()
+    seen.sent(1).outcome = ""
+    assert seen.rules == {"pending"}
+
+
+@pytest.mark.parametrize("ends", [0, 2])
+def test_each_delivery_must_end_once(ends: int) -> None:
+    seen = Seen()
+    seen.sent(1).ends = ends
+    assert seen.rules == {"ends"}
+
+
+def test_a_delivery_must_end_within_its_timeout() -> None:
+    seen = Seen()
+    seen.sent(1).ended_at = 1.1
+    assert seen.rules == {"late"}
+
+
+def test_a_call_must_not_wait_longer_than_max_block() -> None:
+    seen = Seen()
+    seen.sent(1).entered_at = 0.2
+    assert seen.rules == {"blocked"}
+    seen = Seen()
+    seen.log.pop()
+    seen.sent(3).outcome, seen.sent(3).entered_at = "refused", None
+    assert seen.rules == {"blocked"}
+
+
+def test_a_close_must_keep_its_timeout() -> None:
+    seen = Seen()
+    seen.history.calls = [Ended("close", 1.0, 1.5, 0.5), Ended("close", 1.0, 9.0, None)]
+    assert not seen.rules
+    seen.history.calls.append(Ended("close", 1.0, 1.6, 0.5))
+    assert seen.rules == {"overtime"}
+
+
+def test_nothing_must_fail_or_be_slow_where_nothing_is_wrong() -> None:
+    seen = Seen(linger_ms=0, delivery_timeout_ms=10_000)
+    seen.history.calm = True
+    seen.sent(1).ended_at = 4.0
+    assert seen.rules == {"calm"}
+    seen.sent(1).ended_at = 0.5
+    seen.fail(1, "maybe")
+    assert seen.rules == {"calm"}
+
+
+def test_nothing_must_expire_that_has_more_time_than_all_troubles() -> None:
+    seen = Seen(delivery_timeout_ms=PATIENT_MS)
+    seen.fail(1, "maybe")
+    assert seen.rules == {"starved"}
+
+
+# -- the shrinker ------------------------------------------------------------------------------
+
+
+def test_a_failing_plan_shrinks_to_what_it_needs() -> None:
+    """Here that is one record, one trouble, one option."""
+    plan = make_plan(next(s for s in range(100) if _needed(make_plan(s))))
+    small = shrink(plan, _needed, attempts=10_000)
+    assert [len(step.records) for step in small.steps] == [1]
+    assert small.steps[0].cancel_after is small.steps[0].cancel_turns is None
+    assert len(small.troubles) == 1
+    assert small.options["linger_ms"] == 0
+    assert small.options["batch_size"] < 1000
+    assert small.cluster.keys() == {"brokers", "topics", "latency"}
+    assert small.seed == plan.seed
+
+
+def _needed(plan: Plan) -> bool:
+    return (
+        any(step.action == "send_many" for step in plan.steps)
+        and plan.record_count > 0
+        and any(trouble.kind == "fault" for trouble in plan.troubles)
+        and plan.options["batch_size"] < 1000
+    )
+
+
+def test_the_shrinker_asks_no_more_often_than_it_may() -> None:
+    asked: list[Plan] = []
+
+    def fails(plan: Plan) -> bool:
+        asked.append(plan)
+        return True
+
+    shrink(make_plan(1), fails, attempts=7)
+    assert len(asked) == 7
+
+
+def test_what_cannot_be_left_out_stays() -> None:
+    plan = make_plan(3)
+    assert shrink(plan, lambda candidate: False) is plan
+
+
+# -- the world ---------------------------------------------------------------------------------
+
+PLAIN = {
+    "enable_idempotence": True,
+    "linger_ms": 0,
+    "max_block_ms": 60_000,
+    "request_timeout_ms": 300,
+    "delivery_timeout_ms": 5000,
+    "max_in_flight_requests_per_connection": 5,
+}
+
+
+def small_plan(*steps: Step, troubles: tuple[Trouble, ...] = (), **options: Any) -> Plan:
+    cluster = {"brokers": 2, "topics": {"a": 1}, "latency": 0.001}
+    return Plan(0, PLAIN | options, cluster, steps, troubles, 1.0, None)
+
+
+def record(number: int, size: int = 10) -> PlannedRecord:
+    return PlannedRecord(number, "a", size)
+
+
+def test_the_world_counts_what_it_meets() -> None:
+    plan = small_plan(
+        Step(0.0, "send", (record(1),)),
+        Step(0.1, "send_many", (record(2), record(3))),
+        Step(0.2, "flush"),
+        Step(0.3, "enqueue", (record(4),), cancel_turns=0),
+        Step(0.4, "enqueue", (record(5),), waits=True),
+        troubles=(
+            Trouble(0.05, "fault", {"api": "produce", "error": "NOT_ENOUGH_REPLICAS"}),
+            Trouble(0.35, "move_leader", {"topic": "a", "partition": 0, "node": 2}),
+        ),
+    )
+    result = run(plan)
+    assert not result.violations
+    assert result.counters["records acknowledged"] == 4
+    assert result.counters["cancelled calls"] == 1
+    assert result.counters["records sent again"] == 3  # one of them to the new leader
+    assert result.counters["fault: produce NOT_ENOUGH_REPLICAS"] == 1
+    assert result.counters["trouble: leader moved"] == 1
+    assert result.counters["flushes"] == 1
+
+
+def test_a_producer_that_cannot_start_is_an_end_too() -> None:
+    trouble = Trouble(0.0, "stop_broker", {"node": 1, "lasting": 10.0})
+    other = Trouble(0.0, "stop_broker", {"node": 2, "lasting": 10.0})
+    plan = small_plan(Step(0.0, "send", (record(1),)), troubles=(trouble, other), max_block_ms=100)
+    result = run(plan)
+    assert not result.violations
+    assert result.counters["start failed: ConnectionFailed"] == 1
+
+
+@only_python
+def test_a_loop_that_turns_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "_MOST_TURNS", 10_000)
+    busy = Mutant(
+        "busy",
+        "net.scheduler:Scheduler.run",
+        "deadline = self.try_step(self._loop.time())",
+        "deadline = self.try_step(self._loop.time()); self._loop.call_soon(self.wake)",
+        0,
+    )
+    with planted(busy):
+        rules = {violation.rule for violation in run(small_plan()).violations}
+    assert "hang" in rules
+
+
+@only_python
+def test_an_error_in_the_log_is_found() -> None:
+    noisy = Mutant(
+        "noisy",
+        "net.scheduler:Scheduler.step",
+        "self._metrics.tick(now)",
+        "logger.error('oh')",
+        0,
+    )
+    with planted(noisy):
+        assert Violation("logged", "oh") in run(small_plan()).violations
+
+
+# -- planted bugs ------------------------------------------------------------------------------
+
+
+@only_python
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_found(mutant: Mutant) -> None:
+    """By the seed that is known to find it, while nothing else about the producer changes."""
+    with planted(mutant):
+        seeds = [mutant.seed, *range(300)]
+        assert any(run(make_plan(seed)).violations for seed in seeds), (
+            "its seed does not find this bug any more: look for another one with --mutant"
+        )
+
+
+@only_python
+def test_a_bug_that_cannot_be_planted_is_an_error() -> None:
+    gone = MUTANTS[0]._replace(old="what is not there")
+    with pytest.raises(RuntimeError, match="'what is not there' is not once in"), planted(gone):
+        pass
+
+
+@pytest.mark.skipif(IMPLEMENTATION == "python", reason="here they can")
+def test_bugs_cannot_be_planted_in_compiled_modules() -> None:
+    with pytest.raises(RuntimeError, match="ASYNCPRODUCER_IMPL=python"), planted(MUTANTS[0]):
+        pass
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_tells_what_was_met(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "12", "--first", "100", "--jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert f"asyncproducer, {IMPLEMENTATION}: seeds 100 to 111" in out
+    assert "records acknowledged" in out
+    assert "12 histories, 0 failed" in out
+
+
+def test_the_command_uses_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "60", "--jobs", "2"]) == 0
+    assert "60 histories, 0 failed" in capsys.readouterr().out
+
+
+def test_the_command_begins_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "1", "--fresh", "--jobs", "1"]) == 0
+    assert "1 histories, 0 failed" in capsys.readouterr().out
+
+
+def test_the_command_replays_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "5"]) == 0
+    out = capsys.readouterr().out
+    assert make_plan(5).to_json() in out
+    assert f"trace {run(make_plan(5)).trace}" in out
+
+
+def test_the_command_replays_a_plan_with_its_log(tmp_path: Path) -> None:
+    """In a process of its own, whose logging it sets up."""
+    file = tmp_path / "plan.json"
+    file.write_text(make_plan(5).to_json())
+    command = [sys.executable, "-m", "asyncproducer.testing.simulation", "--plan", str(file)]
+    done = subprocess.run([*command, "--verbose"], capture_output=True, text=True, check=True)
+    assert f"trace {run(make_plan(5)).trace}" in done.stdout
+    assert "is ready" in done.stdout
+
+
+@only_python
+def test_the_command_shows_the_smallest_history_that_fails(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lost = next(mutant for mutant in MUTANTS if mutant.name.startswith("what was sent once"))
+    with planted(lost):
+        assert main(["--seeds", "1", "--first", str(lost.seed), "--jobs", "1"]) == 1
+    out = capsys.readouterr().out
+    assert f"Seed {lost.seed} breaks a promise:" in out
+    text = out[out.index('{"seed"') : out.index('"close_timeout"')]
+    small = Plan.from_json(text + '"close_timeout": null}')
+    assert small.record_count <= 3
+
+
+@only_python
+def test_the_command_looks_for_planted_bugs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--mutant", "a lost connection forgets"]) == 0
+    assert "1 planted bugs, 0 not found" in capsys.readouterr().out
+
+
+def test_the_command_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--seeds", "0"])
+    assert "--seeds and --jobs are 1 at least" in capsys.readouterr().err
