@@ -4,74 +4,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
-import multiprocessing
 import os
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from asyncproducer._implementation import IMPLEMENTATION
+from asyncproducer.testing.simulation.many import run_many
 from asyncproducer.testing.simulation.model import Violation
 from asyncproducer.testing.simulation.mutants import MUTANTS, Mutant, planted
 from asyncproducer.testing.simulation.plan import Plan, make_plan
 from asyncproducer.testing.simulation.shrink import shrink
 from asyncproducer.testing.simulation.world import run
 
-#: Histories that a process does before it reports.
-_AT_ONCE = 50
 #: Seconds between two lines about the progress.
 _TELL_SECONDS = 5.0
 #: After so many failing seeds, more would tell nothing new.
 _FAILURES = 3
 #: How many seeds are tried to find a planted bug.
 _MUTANT_SEEDS = 2000
-
-
-class Chunk(NamedTuple):
-    """What came of some seeds."""
-
-    histories: int
-    counters: Counter[str]
-    failures: list[tuple[int, list[Violation]]]
-
-
-def run_seeds(first: int, count: int) -> Chunk:
-    """Runs the histories of `count` seeds from `first` on."""
-    gc.freeze()  # what is loaded by now is no garbage: there is less to look through
-    counters: Counter[str] = Counter()
-    failures = []
-    for seed in range(first, first + count):
-        result = run(make_plan(seed))
-        counters += result.counters
-        if result.violations:
-            failures.append((seed, result.violations))
-    return Chunk(count, counters, failures)
-
-
-def _chunks(first: int, seeds: int, jobs: int) -> Iterator[Chunk]:
-    starts = range(first, first + seeds, _AT_ONCE)
-    sizes = [min(_AT_ONCE, first + seeds - start) for start in starts]
-    if jobs == 1:
-        yield from map(run_seeds, starts, sizes)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        futures: list[Future[Chunk]] = list(
-            map(pool.submit, [run_seeds] * len(starts), starts, sizes)
-        )
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()
 
 
 def simulate(first: int, seeds: int, jobs: int) -> bool:
@@ -83,7 +38,7 @@ def simulate(first: int, seeds: int, jobs: int) -> bool:
     done = 0
     counters: Counter[str] = Counter()
     failures: list[tuple[int, list[Violation]]] = []
-    for chunk in _chunks(first, seeds, jobs):
+    for chunk in run_many(first, seeds, jobs):
         done += chunk.histories
         counters += chunk.counters
         failures += chunk.failures

@@ -172,7 +172,8 @@ class _World:
         self.plan = plan
         self.history = History(
             plan.options,
-            calm=not plan.troubles and not {"window", "max_message_bytes"} & plan.cluster.keys(),
+            calm=not plan.troubles
+            and not {"window", "max_message_bytes", "compressing"} & plan.cluster.keys(),
         )
         self.count = self.history.counters
         self.digest = hashlib.blake2b(digest_size=12)
@@ -696,7 +697,7 @@ class _World:
                 continue
             identity = topic, index, batch.producer_id, batch.producer_epoch, batch.base_sequence
             looks = batch.size_bytes, batch.record_count
-            if self.batches.setdefault(identity, looks) != looks:
+            if not late and self.batches.setdefault(identity, looks) != looks:
                 # After a split the first part has the sequence of the whole.
                 if looks > self.batches[identity]:
                     self.found("wire", f"{identity} was sent again with other records")
