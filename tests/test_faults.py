@@ -111,6 +111,43 @@ async def test_a_record_that_a_throttled_broker_keeps_waiting_expires_in_time(
         assert now() - began == pytest.approx(0.1)
 
 
+async def test_a_batch_that_is_being_compressed_expires_in_time(new_producer: New) -> None:
+    """Its topic is known and its broker idle, so its step is not the scheduler's own."""
+
+    async def slowly(function: Callable[[], bytes]) -> bytes:
+        await asyncio.sleep(5)
+        return function()
+
+    async with new_producer(
+        linger_ms=0,
+        compression_type="zstd",
+        compression_level=15,  # never on the loop
+        request_timeout_ms=100,
+        delivery_timeout_ms=100,
+    ) as producer:
+        await producer.warm_up("t")
+        await asyncio.sleep(0.01)
+        producer._scheduler._in_thread = slowly
+        began = now()
+        with pytest.raises(DeliveryTimeout):
+            await producer.send("t", b"value")
+        assert now() - began == pytest.approx(0.1)
+
+
+async def test_a_connection_that_is_throttled_is_not_idle(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Else it would be closed, and nobody would tell the record that waits for it."""
+    async with new_producer(linger_ms=0, connections_max_idle_ms=20) as producer:
+        await producer.warm_up("t")
+        cluster.inject("produce", throttle_ms=80)
+        await producer.send("t", b"first")
+        began = now()
+        await producer.send("t", b"second")
+        assert now() - began < 0.2
+    assert values(cluster) == [b"first", b"second"]
+
+
 async def test_full_buffer(cluster: EmbeddedCluster, new_producer: New) -> None:
     async with new_producer(buffer_memory=20_000, max_block_ms=2000) as producer:
         await producer.warm_up("t")

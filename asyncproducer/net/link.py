@@ -259,7 +259,12 @@ class BrokerLink:
         """Return when the connection is lost, or idle, or retired and empty."""
         while self.connection is connection:
             now = self._loop.time()
-            idle_at = inf if connection.in_flight else connection.last_used + self._max_idle
+            idle_at = inf
+            if not connection.in_flight:
+                # Not while it is throttled: nobody is told of its end, and what waits for it
+                # would wait on.
+                last_used = max(connection.last_used, connection.throttled_until)
+                idle_at = last_used + self._max_idle
             if self.retired:
                 if not connection.in_flight:
                     return

@@ -194,7 +194,8 @@ class Scheduler:
                 if not (self._step_again or accumulator.news):
                     deadline = accumulator.next_deadline()
                     # Where all has left at once, its answer comes first: no need to wake.
-                    waits = accumulator.waits
+                    # Not so where it is being compressed.
+                    waits = bool(self._tasks) or accumulator.waits
                     if self._transactions is not None:
                         deadline = min(deadline, self._transactions.wake_at)
                         waits = True

@@ -35,6 +35,7 @@ class FakeConnection:
         self.address: Address | None = None
         self.in_flight = 0
         self.last_used = 0.0
+        self.throttled_until = 0.0
         self.closed_with: list[BaseException | None] = []
         #: How long its transport writes when it is closed, unless it is cut.
         self.writes_for = 0.0
