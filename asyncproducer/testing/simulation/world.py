@@ -644,12 +644,9 @@ class _World:
     async def _connects(self, node: int, how: str, lasting: float) -> None:
         server = self._server(node)
         self.count[f"trouble: connecting {how}"] += 1
-        if how == "delay":
-            server.delay = lasting
-            return
-        setattr(server, how, True)
+        setattr(server, how, lasting if how == "delay" else True)
         await asyncio.sleep(lasting)
-        setattr(server, how, False)
+        setattr(server, how, 0.0 if how == "delay" else False)
 
     async def _max_message_bytes(self, topic: str, size: int, lasting: float) -> None:
         incomplete = self.producer._accumulator.incomplete
