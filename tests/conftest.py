@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import random
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"asyncproducer: {IMPLEMENTATION}, from {Path(asyncproducer.__file__).parent}"
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests would be looked at again by each `gc.collect()`, which many
+    tests and each simulated history call: that took more time than the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
