@@ -67,7 +67,7 @@ def test_the_command_sends_reads_back_and_reports() -> None:
         assert re.search(pattern, result.stdout), (pattern, result.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_flights_arrive() -> None:
     result = run_command()
     assert (result.returncode, result.stderr) == (0, "")

@@ -33,11 +33,14 @@ INPUTS = {
 }
 
 
+@pytest.mark.parametrize(
+    "times", [1, pytest.param(30, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
+)
 @pytest.mark.parametrize("name", TARGETS)
-def test_hostile_bytes_do_no_harm(name: str) -> None:
+def test_hostile_bytes_do_no_harm(name: str, times: int) -> None:
     target = TARGETS[name]
     for seed in ("fixed", secrets.token_hex(4)):
-        for number in range(INPUTS[name]):
+        for number in range(INPUTS[name] * times):
             try:
                 target.run(make(target, seed, number))
             except Exception as exc:

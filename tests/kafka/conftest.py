@@ -52,10 +52,14 @@ def started(cluster: KafkaCluster) -> Iterator[KafkaCluster]:
         cluster.stop()
 
 
+#: How often brokers look for transactions that are open for too long: ten seconds by default.
+IMPATIENT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+
+
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaCluster]:
     """One node; it may be somebody's running cluster (KAFKA_BOOTSTRAP_SERVERS)."""
-    yield from started(KafkaCluster())
+    yield from started(KafkaCluster(properties=IMPATIENT))
 
 
 @pytest.fixture(scope="session")

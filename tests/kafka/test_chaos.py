@@ -274,6 +274,7 @@ async def freeze_twice(
         return await load.settle(kafka3, read_quickly, capsys)
 
 
+@pytest.mark.long  # the chaos command's short form kills one, too
 async def test_a_broker_is_killed_five_times_under_100000_records(
     kafka3: KafkaCluster,
     fresh_topic: FreshTopic,

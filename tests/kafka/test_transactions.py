@@ -35,8 +35,9 @@ from asyncproducer import (
 )
 from asyncproducer.core.transactions import TransactionState
 from asyncproducer.testing.kafka import KafkaCluster
+from asyncproducer.testing.proxy import FaultProxy, ProxyFault
 
-from .conftest import FreshTopic, started
+from .conftest import IMPATIENT, FreshTopic, started
 
 PATIENCE = 90.0
 END = b"END"
@@ -50,7 +51,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def _of_version_1() -> Iterator[KafkaCluster]:
-    yield from started(KafkaCluster(features={"transaction.version": 1}))
+    yield from started(KafkaCluster(features={"transaction.version": 1}, properties=IMPATIENT))
 
 
 @pytest.fixture(params=[1, 2], ids=["version 1", "version 2"])
@@ -231,6 +232,11 @@ async def test_a_newer_producer_fences_the_older_one(
     assert await committed(brokers, topic) == [b"young"]
 
 
+def is_closed(cluster: KafkaCluster, topic: str) -> bool:
+    """Whether no transaction holds back the readers of what is committed."""
+    return cluster.end_offsets(topic, committed=True) == cluster.end_offsets(topic)
+
+
 async def test_a_transaction_that_the_broker_gave_up(
     topic: str, brokers: KafkaCluster, committed: ReadCommitted
 ) -> None:
@@ -240,8 +246,7 @@ async def test_a_transaction_that_the_broker_gave_up(
         with pytest.raises(KafkaError, match="transaction_timeout_ms=1000"):
             async with producer.transaction() as tx:
                 await tx.send(topic, b"too late")
-                # Brokers look every ten seconds.
-                await asyncio.sleep(13)
+                await asyncio.to_thread(brokers.wait_until, lambda: is_closed(brokers, topic))
         assert state(producer) is TransactionState.FATAL_ERROR
     async with transactional(brokers, name) as producer, producer.transaction() as tx:
         await tx.send(topic, b"in time")
@@ -421,13 +426,16 @@ async def test_the_version_is_changed_at_run_time(
     """TX-42: a producer that runs goes over to the other protocol and back."""
     with KafkaCluster(features={"transaction.version": 1}) as cluster:
         cluster.create_topic("changing")
-        async with transactional(cluster, "changing", metadata_max_age_ms=500) as producer:
+        async with (
+            FaultProxy(cluster.bootstrap_servers) as proxy,
+            Producer(proxy.bootstrap_servers, transactional_id="changing") as producer,
+        ):
             manager = producer._transactions._manager  # type: ignore[union-attr]
             number = itertools.count()
             for level in (1, 2, 1):
                 await asyncio.to_thread(set_version, cluster, level)
                 # A broker tells of it with each new connection.
-                cluster.restart(1)
+                proxy.inject(ProxyFault(kind="cut_after", api="produce"))
                 for _ in range(5):
                     async with producer.transaction() as tx:
                         await tx.send("changing", b"%d" % next(number))
@@ -455,6 +463,7 @@ def set_version(cluster: KafkaCluster, level: int) -> None:
     cluster.wait_until(lambda: cluster.admin.features()["transaction.version"] == level)
 
 
+@pytest.mark.long  # the chaos command's short form kills one, too
 async def test_coordinators_die_and_every_transaction_is_whole(
     kafka3: KafkaCluster, fresh_topic: FreshTopic, committed: ReadCommitted
 ) -> None:

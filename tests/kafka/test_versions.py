@@ -1,6 +1,6 @@
 """Brokers from 3.9 on: the same records, read back, and what their age makes different.
 
-4.3 is what all other tests here run on.
+4.3 is what all other tests here run on. `tox` has one look at each of the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def aged(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
         cluster.stop()
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    "compression",
+    ["zstd", *(pytest.param(c, marks=pytest.mark.long) for c in ("none", "gzip", "snappy", "lz4"))],
+)
 async def test_records_come_back(aged: KafkaCluster, read_log: Reader, compression: Any) -> None:
     topic = f"round-trip-{compression}"
     aged.create_topic(topic, partitions=3)
@@ -64,6 +67,7 @@ async def test_the_newest_produce_of_each_version_is_known(aged: KafkaCluster) -
     assert newest == VERSIONS[aged.version]
 
 
+@pytest.mark.long
 async def test_connections_that_the_broker_closes_when_idle_cost_nothing(
     aged: KafkaCluster,
 ) -> None:
@@ -80,6 +84,7 @@ async def test_connections_that_the_broker_closes_when_idle_cost_nothing(
         assert metrics["connection_close_total"] > 0
 
 
+@pytest.mark.long
 async def test_retries_double_nothing(aged: KafkaCluster, read_log: Reader) -> None:
     """The answer is lost; the broker recognises what it has already."""
     from asyncproducer.testing.proxy import FaultPlan, FaultProxy, ProxyFault
