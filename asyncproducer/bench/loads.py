@@ -147,14 +147,27 @@ def _runs(targets: list[Send], case: Case, records: int) -> Iterator[tuple[Send,
 
 async def _fill(peer: Peer, job: Job, records: int) -> None:
     values = values_of(job.case)
-    for enqueue, count in _runs(_targets(peer, job), job.case, records):
-        if peer.blocking:
-            for value in islice(values, count):
-                enqueue(value)
-        else:
-            for value in islice(values, count):
-                await enqueue(value)
+    targets = _targets(peer, job)
+    async for share in _transactions(peer, job.case, records):
+        for enqueue, count in _runs(targets, job.case, share):
+            if peer.blocking:
+                for value in islice(values, count):
+                    enqueue(value)
+            else:
+                for value in islice(values, count):
+                    await enqueue(value)
     await peer.flush()
+
+
+async def _transactions(peer: Peer, case: Case, records: int) -> AsyncIterator[int]:
+    """How many records to send next; they are a transaction, or, without any, all of them."""
+    if not case.transaction:
+        yield records
+        return
+    for sent in range(0, records, case.transaction):
+        await peer.begin()
+        yield min(case.transaction, records - sent)
+        await peer.commit()
 
 
 async def warm_up(peer: Peer, job: Job) -> int:
@@ -173,6 +186,23 @@ async def flood(peer: Peer, job: Job) -> Result:
         await _fill(peer, job, case.records)
         result.update(meter.result(case.records))
     return result
+
+
+async def lists(peer: Peer, job: Job) -> Result:
+    """The same by lists, as long as transactions are. Making them counts. Waits for each list
+    only if the peer's call does."""
+    case = job.case
+    send_list = peer.send_list_to(job.topics[0])
+    if send_list is None:
+        return await flood(peer, job)
+    values = values_of(case)
+    meter = Meter()
+    async for count in _transactions(peer, case, case.records):
+        sent = send_list(list(islice(values, count)))
+        if not peer.blocking:
+            await sent
+    await peer.flush()
+    return meter.result(case.records)
 
 
 async def burst(peer: Peer, job: Job) -> Result:
@@ -337,4 +367,5 @@ LOADS: dict[Load, Callable[[Peer, Job], Awaitable[Result]]] = {
     "many": many,
     "rows": rows,
     "table": table,
+    "lists": lists,
 }

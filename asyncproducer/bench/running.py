@@ -2,7 +2,8 @@
 
 For each case the rounds come one after the other, and in each round every peer has its turn.
 So the peers of a round see the same machine and the same brokers, and no peer is always the
-first. What counts is in the log: the end offsets must be what the worker says that it sent.
+first. What counts is in the log: the end offsets must be what the worker says that it sent; in
+transactions, the records that are committed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncproducer
+from asyncproducer.bench.committed import count_committed
 from asyncproducer.bench.peers import PEERS, Job, Result, environment
 from asyncproducer.bench.proxy import delayed
 from asyncproducer.bench.worker import CANNOT, as_text
@@ -162,7 +164,8 @@ class _Bench:
             before = self._stored(topics) if workload.shared_topics else 0
             result = self._worker(measurement, topics)
             if "sent" in result:
-                stored = self._stored(topics) - before
+                stored = self._committed(topics) if case.transaction else self._stored(topics)
+                stored -= before
                 if stored != result["sent"]:
                     text = f"{result['sent']} records were sent, {stored} are in the log"
                     return {"error": text}
@@ -229,6 +232,9 @@ class _Bench:
         if self._shared is not None:
             self._cluster.admin.delete_topics(*self._shared[2])
             self._shared = None
+
+    def _committed(self, topics: tuple[str, ...]) -> int:
+        return sum(count_committed(self._cluster, t) for t in topics)
 
     def _stored(self, topics: tuple[str, ...]) -> int:
         return sum(sum(self._cluster.end_offsets(t).values()) for t in topics)

@@ -17,8 +17,12 @@ class Recorder:
 
     version = "1"
 
-    def __init__(self, *, blocking: bool) -> None:
+    def __init__(self, *, blocking: bool, lists: bool = False) -> None:
         self.blocking = blocking
+        self.lists = lists
+        #: How many records there were at the begin and at the end of each transaction.
+        self.transactions: list[tuple[int, int]] = []
+        self._began = 0
         self.got: list[tuple[str, int | None, Any]] = []
         self.headers: Any = None
         self.flushed = 0
@@ -51,6 +55,17 @@ class Recorder:
 
     def serve(self, seconds: float) -> None:
         pass
+
+    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
+        if not self.lists:
+            return None
+        return self._plain_or_not(lambda values: self.got.extend((topic, -1, v) for v in values))
+
+    async def begin(self) -> None:
+        self._began = len(self.got)
+
+    async def commit(self) -> None:
+        self.transactions.append((self._began, len(self.got)))
 
     async def flush(self) -> None:
         self.flushed += 1
@@ -105,6 +120,32 @@ async def test_runs_go_from_partition_to_partition_and_from_topic_to_topic() -> 
         *(["t1", 0], ["t1", 0], ["t1", 1], ["t1", 1]),
         ["t0", 0],
     ]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_a_flood_in_transactions_commits_each(blocking: bool) -> None:
+    peer = Recorder(blocking=blocking)
+    case = Case(name="x", records=25, transaction=10)
+    assert (await run(peer, case))["records"] == 25
+    assert peer.transactions == [(0, 10), (10, 20), (20, 25)]
+    await warm_up(peer, job(Case(name="x", records=300, transaction=20)))
+    assert peer.transactions[3:] == [(25, 45), (45, 55)]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_lists_are_as_long_as_transactions(blocking: bool) -> None:
+    peer = Recorder(blocking=blocking, lists=True)
+    case = Case(name="x", load="lists", records=25, transaction=10)
+    assert (await run(peer, case))["records"] == 25
+    assert peer.got == [("t0", -1, payloads(case)[n]) for n in range(25)]
+    assert peer.transactions == [(0, 10), (10, 20), (20, 25)]
+
+
+async def test_who_has_no_call_for_lists_sends_record_by_record() -> None:
+    peer = Recorder(blocking=False)
+    await run(peer, Case(name="x", load="lists", records=25, transaction=10))
+    assert {partition for _, partition, _ in peer.got} == {None}
+    assert peer.transactions == [(0, 10), (10, 20), (20, 25)]
 
 
 async def test_a_tenth_is_the_warm_up() -> None:

@@ -46,6 +46,9 @@ def test_who_cannot_do_what() -> None:
     assert "aiokafka" in able("W3 8,000 new tasks")
     assert "aiokafka" not in able("W3 50,000 new tasks")
     assert not able("W12 3 headers") & {"java", "wire-replay"}
+    with_transactions = {p for p in PEERS if p.startswith(("async", "aiokafka"))} | {"confluent"}
+    assert able("W7 1,000 records a transaction") == with_transactions
+    assert able("W7 1,000 records a transaction, lists") == with_transactions
     assert able("W6 lz4") & {"java", "wire-replay"} == {"java"}
     assert able("W14 send_table, Arrow with keys") == {p for p in PEERS if p.startswith("async")}
 

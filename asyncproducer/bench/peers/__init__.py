@@ -65,6 +65,19 @@ class Peer(Protocol):
         """Only where it blocks: lets so much time pass, and has callbacks called."""
         ...
 
+    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
+        """A function that takes a list of values in one call, awaited by those that are not
+        blocking. None: it has none."""
+        ...
+
+    async def begin(self) -> None:
+        """Begins a transaction, where the case has them."""
+        ...
+
+    async def commit(self) -> None:
+        """Returns when the transaction is committed."""
+        ...
+
     async def flush(self) -> None:
         """Returns when all that was buffered is acknowledged."""
         ...
@@ -78,9 +91,9 @@ class Peer(Protocol):
         ...
 
 
-_FUTURES: tuple[Load, ...] = ("flood", "burst", "loop", "rate", "exhaust", "rows")
+_FUTURES: tuple[Load, ...] = ("flood", "burst", "loop", "rate", "exhaust", "rows", "lists")
 _SENDING: tuple[Load, ...] = ("flood", "burst", "loop", "rate")
-_BLOCKING: tuple[Load, ...] = ("flood", "rate", "rows")
+_BLOCKING: tuple[Load, ...] = ("flood", "rate", "rows", "lists")
 
 
 @dataclass(frozen=True)
@@ -94,12 +107,15 @@ class PeerKind:
     #: The module measures by itself: it is not driven by our loads.
     whole: bool = False
     uvloop: bool = False
+    transactional: bool = False
     most_tasks: int = 1_000_000
     environment: dict[str, str] = field(default_factory=dict)
 
     def can(self, case: Case) -> bool:
         """Whether it has what the case needs."""
         if self.whole and not case.plain:
+            return False
+        if case.transaction and not self.transactional:
             return False
         if self.module == "replay" and (case.codec != "none" or case.tasks > 1):
             return False
@@ -110,18 +126,27 @@ _OURS: tuple[Load, ...] = (*_FUTURES, "many", "table")
 _COMPILED = {"ASYNCPRODUCER_IMPL": "compiled"}
 
 PEERS: dict[str, PeerKind] = {
-    "asyncproducer": PeerKind("peers.ours", "Ours", _OURS, environment=_COMPILED),
+    "asyncproducer": PeerKind(
+        "peers.ours", "Ours", _OURS, transactional=True, environment=_COMPILED
+    ),
     "asyncproducer-uvloop": PeerKind(
-        "peers.ours", "Ours", _OURS, uvloop=True, environment=_COMPILED
+        "peers.ours", "Ours", _OURS, transactional=True, uvloop=True, environment=_COMPILED
     ),
     "asyncproducer-python": PeerKind(
-        "peers.ours", "Ours", _OURS, environment={"ASYNCPRODUCER_IMPL": "python"}
+        *("peers.ours", "Ours", _OURS),
+        transactional=True,
+        environment={"ASYNCPRODUCER_IMPL": "python"},
     ),
-    "aiokafka": PeerKind("peers.aiokafka", "AioKafka", _FUTURES, most_tasks=8_000),
+    "aiokafka": PeerKind(
+        "peers.aiokafka", "AioKafka", _FUTURES, transactional=True, most_tasks=8_000
+    ),
     "aiokafka-uvloop": PeerKind(
-        "peers.aiokafka", "AioKafka", _FUTURES, most_tasks=8_000, uvloop=True
+        *("peers.aiokafka", "AioKafka", _FUTURES),
+        transactional=True,
+        most_tasks=8_000,
+        uvloop=True,
     ),
-    "confluent": PeerKind("peers.confluent", "Confluent", _BLOCKING),
+    "confluent": PeerKind("peers.confluent", "Confluent", _BLOCKING, transactional=True),
     "confluent-aio": PeerKind("peers.confluent", "ConfluentAio", _SENDING),
     "kafka-python": PeerKind("peers.kafka_python", "KafkaPython", _BLOCKING),
     "java": PeerKind("peers.java", "measure", ("flood",), whole=True),

@@ -27,6 +27,8 @@ class AioKafka:
         options: dict[str, Any] = {"max_batch_size": case.batch_bytes} if case.batch_bytes else {}
         if case.json:
             options["value_serializer"] = json_serializer
+        if case.transaction:
+            options["transactional_id"] = job.topics[0]
         self._producer = aiokafka.AIOKafkaProducer(
             bootstrap_servers=job.servers,
             acks="all",
@@ -63,6 +65,18 @@ class AioKafka:
     def serve(self, seconds: float) -> None:
         """See Peer."""
         raise NotImplementedError
+
+    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
+        """It has batches of its user's making, for one partition each: no such thing."""
+        return None
+
+    async def begin(self) -> None:
+        """See Peer."""
+        await self._producer.begin_transaction()
+
+    async def commit(self) -> None:
+        """See Peer."""
+        await self._producer.commit_transaction()
 
     async def flush(self) -> None:
         """See Peer."""

@@ -38,6 +38,8 @@ def _configuration(job: Job) -> dict[str, Any]:
     }
     if case.batch_bytes:
         options["batch.size"] = case.batch_bytes
+    if case.transaction:
+        options["transactional.id"] = job.topics[0]
     return options
 
 
@@ -54,6 +56,8 @@ class Confluent:
         self._until_poll = _POLL_EVERY
         self._producer = confluent_kafka.Producer(_configuration(job))
         self._producer.list_topics(job.topics[0], timeout=30)
+        if job.case.transaction:
+            self._producer.init_transactions(30)
 
     def _on_delivery(self, error: Any, _: Any) -> None:
         if error is not None:
@@ -103,6 +107,25 @@ class Confluent:
     def serve(self, seconds: float) -> None:
         """See Peer."""
         self._producer.poll(seconds)
+
+    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
+        """See Peer."""
+        produce_batch = partial(self._producer.produce_batch, topic, on_delivery=self._on_delivery)
+
+        def send_list(values: list[Any]) -> None:
+            taken = produce_batch([{"value": value} for value in values])
+            if taken != len(values):
+                raise RuntimeError(f"{taken} of {len(values)} records were taken")
+
+        return send_list
+
+    async def begin(self) -> None:
+        """See Peer."""
+        self._producer.begin_transaction()
+
+    async def commit(self) -> None:
+        """See Peer."""
+        self._producer.commit_transaction()
 
     async def flush(self) -> None:
         """See Peer."""
@@ -165,6 +188,18 @@ class ConfluentAio:
         return enqueue
 
     def serve(self, seconds: float) -> None:
+        """See Peer."""
+        raise NotImplementedError
+
+    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
+        """It has none."""
+        return None
+
+    async def begin(self) -> None:
+        """See Peer."""
+        raise NotImplementedError
+
+    async def commit(self) -> None:
         """See Peer."""
         raise NotImplementedError
 

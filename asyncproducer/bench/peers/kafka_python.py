@@ -63,6 +63,18 @@ class KafkaPython:
         """See Peer."""
         time.sleep(seconds)
 
+    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
+        """It has none."""
+        return None
+
+    async def begin(self) -> None:
+        """See Peer."""
+        raise NotImplementedError
+
+    async def commit(self) -> None:
+        """See Peer."""
+        raise NotImplementedError
+
     async def flush(self) -> None:
         """See Peer."""
         self._producer.flush()

@@ -32,6 +32,8 @@ class Ours:
         }
         if case.batch_bytes:
             options["batch_size"] = options["batch_max_bytes"] = case.batch_bytes
+        if case.transaction:
+            options["transactional_id"] = job.topics[0]
         self.producer: Producer[Any, Any] = Producer(
             job.servers, value_serializer=json_serializer if case.json else None, **options
         )
@@ -62,6 +64,18 @@ class Ours:
     def serve(self, seconds: float) -> None:
         """See Peer."""
         raise NotImplementedError
+
+    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
+        """See Peer."""
+        return partial(self.producer.send_many, topic)
+
+    async def begin(self) -> None:
+        """See Peer."""
+        await self.producer.begin_transaction()
+
+    async def commit(self) -> None:
+        """See Peer."""
+        await self.producer.commit_transaction()
 
     async def flush(self) -> None:
         """See Peer."""
