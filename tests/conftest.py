@@ -36,9 +36,11 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"asyncproducer: {IMPLEMENTATION}, from {Path(asyncproducer.__file__).parent}"
 
 
-def pytest_collection_finish() -> None:
-    """Thousands of collected tests would be looked at again by each `gc.collect()`, which many
-    tests and each simulated history call: that took more time than the tests."""
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_is_no_garbage() -> None:
+    """Thousands of collected tests, and what those before have left in memory, would be looked at
+    by each `gc.collect()`, which many tests and each simulated history call: that took more time
+    than the tests."""
     gc.collect()
     gc.freeze()
 
