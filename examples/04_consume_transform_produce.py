@@ -1,16 +1,16 @@
-"""Read a topic, transform each record, write another topic: at least once.
+"""Read a topic, transform each record, write another topic: exactly once.
 
 KAFKA_BOOTSTRAP_SERVERS=localhost:9092 python examples/04_consume_transform_produce.py
 
-It runs until Ctrl-C. asyncproducer only produces; the consumer is aiokafka's. The order is what
-matters: the place in the source is noted after the results are acknowledged. A crash in between
-repeats some records and never loses one. (For exactly once, give the Producer a transactional_id,
-and send the results and the place within `async with producer.transaction()`.)
+It runs until Ctrl-C. asyncproducer only produces; the consumer is aiokafka's. The results and the
+place in the source are one transaction: both count, or neither, wherever this process dies. Who
+reads the results must do so with isolation_level="read_committed".
 
-The place is kept as a record in a topic, so this works without a consumer group, for one
-process. To share the partitions among several, let a group assign them: give the consumer
-SOURCE and group_id="invoices", leave out assign and seek, and write
-`await consumer.commit({place: records[-1].offset + 1})` where PROGRESS is sent.
+This is for one process: its transactional id sees to that. A second one takes over, and this one
+ends with ProducerFenced. To share the partitions among several, give each its own id, and let the
+group assign them: confluent-kafka's consumer tells its membership
+(`send_offsets(..., consumer.consumer_group_metadata())`), so that the group refuses the places of
+one that it has given up.
 """
 
 import asyncio
@@ -18,28 +18,10 @@ import os
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from asyncproducer import Producer, Record
+from asyncproducer import Producer, TransactionAborted
 
 SERVERS = os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092")
-#: Make PROGRESS with cleanup.policy=compact: only the last record of each key is of interest.
-SOURCE, TARGET, PROGRESS = "orders", "invoices", "invoices-progress"
-
-
-async def places_of(producer: Producer, topic: str) -> list[TopicPartition]:
-    return [TopicPartition(topic, info.partition) for info in await producer.partitions_for(topic)]
-
-
-async def read_progress(consumer: AIOKafkaConsumer, notes: list[TopicPartition]) -> dict[int, int]:
-    """Partition of the source -> the offset to go on from."""
-    progress: dict[int, int] = {}
-    ends = await consumer.end_offsets(notes)
-    consumer.assign(notes)
-    await consumer.seek_to_beginning(*notes)
-    for note in notes:
-        while await consumer.position(note) < ends[note]:
-            for record in (await consumer.getmany(note, timeout_ms=1000)).get(note, []):
-                progress[int(record.key)] = int(record.value)
-    return progress
+SOURCE, TARGET, GROUP = "orders", "invoices", "invoices"
 
 
 def invoice(order: bytes) -> bytes:
@@ -47,24 +29,38 @@ def invoice(order: bytes) -> bytes:
 
 
 async def main() -> None:
-    # No auto commit: it would note places whose results are not in the log yet.
-    consumer = AIOKafkaConsumer(bootstrap_servers=SERVERS, enable_auto_commit=False)
-    async with consumer, Producer(SERVERS) as producer:
-        progress = await read_progress(consumer, await places_of(producer, PROGRESS))
-        places = await places_of(producer, SOURCE)
-        consumer.assign(places)
-        for place in places:
-            consumer.seek(place, progress.get(place.partition, 0))
+    # No auto commit: the places are committed by the producer, with the results.
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=SERVERS,
+        group_id=GROUP,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+    )
+    # The producer comes first: its start ends what a former process had open, and only then is it
+    # certain where to go on.
+    async with Producer(SERVERS, transactional_id="invoices-1") as producer, consumer:
+        infos = await producer.partitions_for(SOURCE)
+        consumer.assign([TopicPartition(SOURCE, info.partition) for info in infos])
         print("ready", flush=True)
         while True:
             fetched = await consumer.getmany(timeout_ms=1000)
-            for place, records in fetched.items():
-                # The key goes along: what was in order stays in order. Returns when all are
-                # acknowledged; if one is not, it raises, we end, and the next start repeats.
-                results = (Record(TARGET, invoice(r.value), key=r.key) for r in records)
-                await producer.send_many(TARGET, results)
-                offset = records[-1].offset + 1
-                await producer.send(PROGRESS, str(offset), key=str(place.partition))
+            if not fetched:
+                continue
+            places = {place: records[-1].offset + 1 for place, records in fetched.items()}
+            try:
+                async with producer.transaction() as tx:
+                    for records in fetched.values():
+                        for record in records:
+                            # The key goes along: what was in order stays in order.
+                            await tx.enqueue(TARGET, invoice(record.value), key=record.key)
+                    await tx.send_offsets(places, GROUP)
+            except TransactionAborted as error:
+                print(f"again: {error}", flush=True)
+                for place, records in fetched.items():
+                    consumer.seek(place, records[0].offset)
+                continue
+            for place, offset in places.items():
                 print(f"{SOURCE}-{place.partition}: done up to {offset}", flush=True)
 
 
@@ -72,6 +68,6 @@ if __name__ == "__main__":
     try:
         asyncio.run(main())
     except KeyboardInterrupt:
-        # main() was cancelled where it waited, and the producer sent what it had before it closed.
-        # What was not noted is done again.
+        # main() was cancelled where it waited. A transaction that was open is aborted: the next
+        # start does it again.
         print("stopped")

@@ -34,7 +34,7 @@ needs_signals = pytest.mark.skipif(
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[EmbeddedCluster]:
-    topics = {"orders": 3, "results": 3, "invoices": 3, "invoices-progress": 1}
+    topics = {"orders": 3, "results": 3, "invoices": 3}
     async with EmbeddedCluster(brokers=2, topics=topics, auto_create_topics=False) as cluster:
         yield cluster
 
@@ -185,31 +185,56 @@ async def test_background_worker(cluster: EmbeddedCluster) -> None:
 
 async def test_consume_transform_produce(cluster: EmbeddedCluster) -> None:
     name = "04_consume_transform_produce.py"
+    servers = cluster.bootstrap_servers
     numbers = itertools.count()
 
-    async def new_orders(producer: Producer, process: Process) -> None:
-        """Thirty more, and the notes of how far the example has come."""
-        sent = [await producer.enqueue("orders", str(next(numbers)), key="k") for _ in range(30)]
+    async def new_orders(producer: Producer, count: int) -> str:
+        """So many more, and what the example says when it has done them."""
+        sent = [await producer.enqueue("orders", str(next(numbers)), key="k") for _ in range(count)]
         last = await sent[-1]
-        await line(process, f"^orders-{last.partition}: done up to {last.offset + 1}$")
+        return f"^orders-{last.partition}: done up to {last.offset + 1}$"
 
-    async with Producer(cluster.bootstrap_servers) as producer:
-        async with example(name, cluster.bootstrap_servers) as process:
+    async with Producer(servers) as producer:
+        async with example(name, servers) as process:
             await line(process, "^ready$")
-            await new_orders(producer, process)
+            await line(process, await new_orders(producer, 30))
         # It was killed. Another one goes on where it had been.
-        async with example(name, cluster.bootstrap_servers) as process:
-            await new_orders(producer, process)
-            # This one is killed between the results and the note of them ...
-            held = cluster.inject(api="produce", topic="invoices-progress", no_answer=True)
-            await producer.send("orders", "twice", key="k")
-            await held.reached()
-        # ... so that the next one repeats them.
-        async with example(name, cluster.bootstrap_servers) as process:
-            await new_orders(producer, process)
-    expected = [f"invoice for {n}" for n in range(60)] + ["invoice for twice"] * 2
-    expected += [f"invoice for {n}" for n in range(60, 90)]
-    assert values(cluster, "invoices") == expected
+        async with example(name, servers) as process:
+            await line(process, await new_orders(producer, 30))
+            # A transaction that fails is done again.
+            cluster.inject(api="produce", topic="invoices", error="INVALID_RECORD")
+            done = await new_orders(producer, 1)
+            await line(process, "^again: .*INVALID_RECORD")
+            await line(process, done)
+            # This one is killed between its results and the end of the transaction.
+            refused = cluster.inject("end_txn", error="COORDINATOR_LOAD_IN_PROGRESS", times=None)
+            await new_orders(producer, 1)
+            await refused.reached()
+        refused.remove()
+        # The next one aborts that, and does it again.
+        async with example(name, servers) as process:
+            await line(process, await new_orders(producer, 30))
+    expected = [b"invoice for %d" % n for n in range(92)]
+    assert [r.value for r in cluster.records("invoices", committed=True)] == expected
+    # What was aborted is in the log as well: only who does not look sees it.
+    assert len(cluster.records("invoices")) == 93
+
+
+async def test_consume_transform_produce_ends_where_another_one_begins(
+    cluster: EmbeddedCluster,
+) -> None:
+    name = "04_consume_transform_produce.py"
+    servers = cluster.bootstrap_servers
+    async with Producer(servers) as producer, example(name, servers) as old:
+        await line(old, "^ready$")
+        async with example(name, servers) as young:
+            await line(young, "^ready$")
+            await producer.send("orders", "tea")
+            _, err = await old.communicate()
+            assert old.returncode == 1
+            assert b"ProducerFenced: another producer has taken over" in err
+            await line(young, "done up to 1$")
+    assert [r.value for r in cluster.records("invoices", committed=True)] == [b"invoice for tea"]
 
 
 @needs_signals
