@@ -1276,13 +1276,21 @@ async def test_offsets_that_timed_out_can_be_aborted(
 async def test_a_start_that_timed_out_can_be_tried_again(
     cluster: EmbeddedCluster, new: New, version: int
 ) -> None:
-    """KP-22: nothing is left of the first try."""
+    """KP-22, IT-13: nothing is left of the first try, and nothing else can be done before."""
     producer = new(max_block_ms=1_000)
     cluster.inject("init_producer_id", error="COORDINATOR_LOAD_IN_PROGRESS", times=None)
     for _ in range(2):
         with pytest.raises(TransactionTimeout, match="COORDINATOR_LOAD_IN_PROGRESS"):
             await producer.start()
         assert not left_running()
+        for call in (
+            producer.begin_transaction,
+            producer.commit_transaction,
+            producer.abort_transaction,
+            lambda: producer.send_offsets(OFFSETS, "g"),
+        ):
+            with pytest.raises(ProducerNotStarted):
+                await call()
     cluster.clear_faults()
     await producer.start()
     await works(cluster, producer)
@@ -1308,8 +1316,13 @@ async def cancelled(call: Awaitable[Any], cluster: EmbeddedCluster, api: str) ->
 async def test_a_start_that_is_cancelled_can_be_tried_again(
     cluster: EmbeddedCluster, new: New, version: int, api: str
 ) -> None:
+    """KP-18: there is nothing to be closed yet."""
     producer = new()
-    await cancelled(producer.start(), cluster, api)
+    starting = asyncio.ensure_future(producer.start())
+    await asyncio.sleep(0)
+    with pytest.raises(IllegalStateError, match=r"cancel start\(\) instead"):
+        await producer.close(0)
+    await cancelled(starting, cluster, api)
     assert not left_running()
     await producer.start()
     await works(cluster, producer)
@@ -1497,6 +1510,25 @@ async def test_close_gives_up_an_abort_when_its_time_is_over(
     assert now() == pytest.approx(began + 2, abs=0.5)
 
 
+@pytest.mark.parametrize("api", ["txn_offset_commit", "end_txn"])
+async def test_close_in_no_time_releases_who_waits_for_the_coordinator(
+    cluster: EmbeddedCluster, new: New, version: int, api: str
+) -> None:
+    """KP-18."""
+    producer = new()
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.send("t", b"1")
+    held = cluster.inject(api, hold=True)
+    calling = asyncio.ensure_future(
+        producer.commit_transaction() if api == "end_txn" else producer.send_offsets(OFFSETS, "g")
+    )
+    await held.reached()
+    await producer.close(0)
+    with pytest.raises(ProducerClosed):
+        await calling
+
+
 @pytest.mark.parametrize("how", ["failed", "fenced", "timed out"])
 async def test_close_in_any_state(
     cluster: EmbeddedCluster, new: New, version: int, how: str
@@ -1528,7 +1560,7 @@ async def test_close_in_any_state(
 async def test_time_spent_in_calls_is_counted_where_they_succeed(
     cluster: EmbeddedCluster, new: New
 ) -> None:
-    """Spec 9.2, 10.8."""
+    """KP-28, spec 9.2, 10.8."""
     names = ("init", "begin", "send_offsets", "commit", "abort")
     async with new(max_block_ms=1_000) as producer:
 

@@ -19,11 +19,19 @@ _MOST_BYTES = 16 * 2**20
 _WAIT_MS = 100
 
 
-def count_committed(cluster: KafkaCluster, topic: str) -> int:
-    """The records of all partitions. Blocks. Raises RuntimeError, OSError."""
-    ends = cluster.end_offsets(topic, committed=True)
-    if ends != cluster.end_offsets(topic):
-        raise RuntimeError(f"{topic} has a transaction that is still open")
+def count_committed(cluster: KafkaCluster, topic: str, *, timeout_s: float = 30.0) -> int:
+    """The records of all partitions, when no transaction is open: brokers write markers after
+    they have told the producer that all is well. Blocks.
+
+    Raises TimeoutError where one stays open, RuntimeError, OSError.
+    """
+    ends: dict[int, int] = {}
+
+    def closed() -> bool:
+        ends.update(cluster.end_offsets(topic, committed=True))
+        return ends == cluster.end_offsets(topic)
+
+    cluster.wait_until(closed, timeout_s=timeout_s)
     leaders = {number: view.leader for number, view in cluster.topic(topic).items()}
     addresses = cluster.addresses
     by_server: dict[str, dict[int, int]] = {}

@@ -394,7 +394,7 @@ def test_one_bump_serves_all_that_wait_for_it() -> None:
 
 
 def test_other_partitions_change_when_nothing_of_theirs_is_outstanding() -> None:
-    """SI-08, SI-17: until then they go on under their epoch, retries included."""
+    """SI-08, SI-17, TX-35: until then they go on under their epoch, retries included."""
     sequences, partition = known()
     other = PartitionSequences(Owner())
     acknowledge(sequences, other, send(sequences, other))
@@ -750,7 +750,7 @@ def test_an_idle_partition_takes_over_a_new_epoch_when_it_is_next_drained() -> N
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_partition_with_a_retry_keeps_its_epoch_until_that_has_its_end(stored: bool) -> None:
-    """SI-08, SI-15, SI-17: retried twice; then it restarts at 0, acknowledged or not."""
+    """SI-08, SI-15, SI-17, TX-35: retried twice; then it restarts at 0, acknowledged or not."""
     rig = Rig(partitions=2)
     rig.warm(0)
     rig.warm(1)

@@ -36,7 +36,9 @@ from kio.schema.alter_client_quotas.v1.request import (
 from kio.schema.alter_client_quotas.v1.response import AlterClientQuotasResponse
 from kio.schema.describe_producers.v0.request import DescribeProducersRequest, TopicRequest
 from kio.schema.describe_producers.v0.response import DescribeProducersResponse
-from kio.schema.types import TopicName
+from kio.schema.describe_transactions.v0.request import DescribeTransactionsRequest
+from kio.schema.describe_transactions.v0.response import DescribeTransactionsResponse
+from kio.schema.types import TopicName, TransactionalId
 from kio.static.primitive import f64, i32
 
 from asyncproducer import (
@@ -53,11 +55,15 @@ from asyncproducer import (
     ErrorCode,
     Interceptor,
     InvalidTopic,
+    KafkaError,
     MetadataTimeout,
     Producer,
     ProducerClosed,
     RecordTooLarge,
+    TopicPartition,
+    TransactionAborted,
 )
+from asyncproducer.bench.committed import count_committed
 from asyncproducer.core.batch import batch_upper_bound
 from asyncproducer.testing import EmbeddedCluster, kafka_nodes
 from asyncproducer.testing.batches import read_header, split_batches
@@ -705,6 +711,8 @@ class GuardedKafka:
                 "super.users": "User:ANONYMOUS",
                 "producer.id.expiration.ms": "1000",
                 "producer.id.expiration.check.interval.ms": "100",
+                "transactional.id.expiration.ms": "4000",
+                "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
             },
         )
         self._names = (f"user-{number}" for number in itertools.count(1))
@@ -733,11 +741,17 @@ class GuardedKafka:
         change = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
         await administrate(self.kafka, lambda a: a.alter_user_scram_credentials([change]))
 
-    async def grant(self, user: str, operation: AclOperation, topic: str | None) -> None:
-        """For a topic, or for the cluster. Returns when it is in force."""
+    async def grant(
+        self,
+        user: str,
+        operation: AclOperation,
+        name: str | None,
+        kind: ResourceType = ResourceType.TOPIC,
+    ) -> None:
+        """For a topic, or what else has a name, or for the cluster. Returns when it is in force."""
         what: tuple[Any, ...] = (
-            ResourceType.BROKER if topic is None else ResourceType.TOPIC,
-            "kafka-cluster" if topic is None else topic,
+            ResourceType.BROKER if name is None else kind,
+            "kafka-cluster" if name is None else name,
             ResourcePatternType.LITERAL,
             f"User:{user}",
             "*",
@@ -773,6 +787,15 @@ class GuardedKafka:
         (partition,) = answer.topics[0].partitions
         assert int(partition.error_code) == ErrorCode.NONE
         return [state.producer_id for state in partition.active_producers]
+
+    def knows(self, transactional_id: str) -> bool:
+        answer = self.kafka.admin._ask(
+            DescribeTransactionsRequest(transactional_ids=(TransactionalId(transactional_id),)),
+            DescribeTransactionsResponse,
+            None,
+        )
+        (state,) = answer.transaction_states
+        return int(state.error_code) != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
 
 
 @pytest.fixture(scope="module")
@@ -994,6 +1017,89 @@ async def test_a_broker_that_has_forgotten_the_producer(
     ]
     assert len({(header.producer_id, header.producer_epoch) for header in headers}) == 1
     assert [header.base_sequence for header in headers] == list(range(9))
+
+
+async def test_a_transactional_producer_that_was_forgotten(
+    guarded: GuardedKafka, fresh_topic: FreshTopic
+) -> None:
+    """IT-12: by the leader, which nobody notices; then by the coordinator, too (after a week by
+    default), which only a new producer can mend."""
+    topic = fresh_topic(1, cluster=guarded.kafka)
+    servers = guarded.kafka.bootstrap_servers
+    async with BytesProducer(servers, transactional_id=topic) as producer:
+        for number in range(2):
+            async with producer.transaction() as tx:
+                await tx.send(topic, b"%d" % number)
+            await asyncio.to_thread(
+                guarded.kafka.wait_until, lambda: guarded.active_producers(topic) == []
+            )
+            assert guarded.knows(topic)
+        await asyncio.to_thread(guarded.kafka.wait_until, lambda: not guarded.knows(topic))
+        with pytest.raises(KafkaError) as caught:
+            async with producer.transaction() as tx:
+                await tx.send(topic, b"late")
+        assert caught.value.code == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        with pytest.raises(KafkaError, match="INVALID_PRODUCER_ID_MAPPING"):
+            await producer.begin_transaction()
+    async with (
+        BytesProducer(servers, transactional_id=topic) as producer,
+        producer.transaction() as tx,
+    ):
+        await tx.send(topic, b"2")
+    assert await asyncio.to_thread(count_committed, guarded.kafka, topic) == 3
+
+
+async def test_a_transactional_id_that_may_not_be_used(
+    guarded: GuardedKafka, fresh_topic: FreshTopic
+) -> None:
+    """IT-17: start() names it, and succeeds when it is granted, with the same producer."""
+    topic = fresh_topic(1, cluster=guarded.kafka)
+    user = await guarded.a_user()
+    kind = ResourceType.TRANSACTIONAL_ID
+    await guarded.grant(user, AclOperation.WRITE, topic)
+    producer = guarded.producer(user, transactional_id=topic)
+    for operation in (AclOperation.DESCRIBE, AclOperation.WRITE):
+        with pytest.raises(AuthorizationError, match="grant Write and Describe on it") as caught:
+            await producer.start()
+        assert caught.value.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        assert topic in str(caught.value)
+        await guarded.grant(user, operation, topic, kind)
+    async with producer, producer.transaction() as tx:
+        await tx.send(topic, b"granted")
+    assert await asyncio.to_thread(count_committed, guarded.kafka, topic) == 1
+
+
+async def test_what_a_transaction_may_not_write_aborts_it(
+    guarded: GuardedKafka, fresh_topic: FreshTopic
+) -> None:
+    """IT-17: a topic, or the offsets of a group; the next one goes well when they are granted."""
+    topic, other = (fresh_topic(1, cluster=guarded.kafka) for _ in range(2))
+    user = await guarded.a_user()
+    for operation in (AclOperation.DESCRIBE, AclOperation.WRITE):
+        await guarded.grant(user, operation, topic, ResourceType.TRANSACTIONAL_ID)
+    await guarded.grant(user, AclOperation.WRITE, topic)
+    await guarded.grant(user, AclOperation.READ, topic)
+    await guarded.grant(user, AclOperation.DESCRIBE, other)
+    offsets = {TopicPartition(topic, 0): 1}
+    async with guarded.producer(user, transactional_id=topic) as producer:
+        await producer.begin_transaction()
+        await producer.send(topic, b"aborted")
+        denied = await producer.enqueue(other, b"denied")
+        with pytest.raises(TransactionAborted, match="TOPIC_AUTHORIZATION_FAILED"):
+            await producer.commit_transaction()
+        assert isinstance(denied.exception(), BrokerRejected)
+        await producer.abort_transaction()
+        await guarded.grant(user, AclOperation.WRITE, other)
+        await producer.begin_transaction()
+        await producer.send(topic, b"aborted")
+        with pytest.raises(TransactionAborted, match="grant Read on it"):
+            await producer.send_offsets(offsets, topic)
+        await producer.abort_transaction()
+        await guarded.grant(user, AclOperation.READ, topic, ResourceType.GROUP)
+        async with producer.transaction() as tx:
+            await tx.send(other, b"granted")
+            await tx.send_offsets(offsets, topic)
+    assert await asyncio.to_thread(count_committed, guarded.kafka, other) == 1
 
 
 # -- metrics

@@ -214,21 +214,47 @@ async def test_a_failed_record_is_never_committed_over(
     assert await committed(brokers, topic) == [b"0", b"1"]
 
 
+async def send_late(producer: Producer, topic: str) -> None:
+    await producer.send(topic, b"late")
+
+
+async def send_late_elsewhere(producer: Producer, topic: str) -> None:
+    """To a partition that the transaction has not had yet."""
+    await producer.send(topic, b"late", partition=1)
+
+
+async def send_late_offsets(producer: Producer, topic: str) -> None:
+    await producer.send_offsets({TopicPartition(topic, 0): 1}, topic)
+
+
+async def commit_late(producer: Producer, topic: str) -> None:
+    await producer.commit_transaction()
+
+
+@pytest.mark.parametrize("call", [send_late, send_late_elsewhere, send_late_offsets, commit_late])
 async def test_a_newer_producer_fences_the_older_one(
-    brokers: KafkaCluster, topic: str, committed: ReadCommitted
+    brokers: KafkaCluster,
+    fresh_topic: FreshTopic,
+    committed: ReadCommitted,
+    call: Callable[[Producer, str], Awaitable[None]],
 ) -> None:
-    """IT-13, TX-20."""
+    """IT-13, TX-20, TX-21: whatever the older one tries first."""
     name = f"fenced-{time.time_ns()}"
+    topic = fresh_topic(2, cluster=brokers)
     async with transactional(brokers, name) as old:
         await old.begin_transaction()
-        await old.send(topic, b"old")
+        await old.send(topic, b"old", partition=0)
         async with transactional(brokers, name) as young:
+            with pytest.raises((ProducerFenced, DeliveryError, TransactionAborted)):
+                await call(old, topic)
+            if state(old) is not TransactionState.FATAL_ERROR:
+                # Only a coordinator can tell an old epoch from a fenced one.
+                with pytest.raises(ProducerFenced, match="has taken over"):
+                    await old.abort_transaction()
             with pytest.raises(ProducerFenced, match="has taken over"):
-                await old.commit_transaction()
-            with pytest.raises(ProducerFenced):
                 await old.begin_transaction()
             async with young.transaction() as tx:
-                await tx.send(topic, b"young")
+                await tx.send(topic, b"young", partition=0)
     assert await committed(brokers, topic) == [b"young"]
 
 
@@ -504,3 +530,72 @@ async def test_coordinators_die_and_every_transaction_is_whole(
     assert await committed(kafka3, topic) == [
         value + part for value in kept for part in (b"a", b"b")
     ]
+
+
+@pytest.mark.long  # `tox` has the same without restarts
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("membership", [True, False], ids=["member", "group id, one in flight"])
+async def test_consume_transform_produce_while_brokers_restart(
+    kafka3: KafkaCluster, fresh_topic: FreshTopic, committed: ReadCommitted, membership: bool
+) -> None:
+    """IT-14: each input has exactly one output, in order, whatever was aborted meanwhile."""
+    source, target = fresh_topic(cluster=kafka3), fresh_topic(cluster=kafka3)
+    group = f"group-{time.time_ns()}"
+    servers = kafka3.bootstrap_servers
+    inputs = [b"%d" % n for n in range(2000)]
+    async with Producer(servers) as producer:
+        await producer.send_many(source, inputs)
+
+    def bounce() -> None:
+        for node in (1, 2, 3):
+            kafka3.kill(node)
+            kafka3.restart(node)
+            kafka3.wait_until(
+                lambda: all(
+                    len(p.isr) == 3
+                    for topic in kafka3.view(source, target).topics.values()
+                    for p in topic.values()
+                )
+            )
+
+    options: dict[str, Any] = {} if membership else {"max_in_flight_requests_per_connection": 1}
+    place = aiokafka.TopicPartition(source, 0)
+    bouncing = asyncio.create_task(asyncio.to_thread(bounce))
+    aborted = done = 0
+    async with (
+        transactional(kafka3, **options) as producer,
+        aiokafka.AIOKafkaConsumer(
+            bootstrap_servers=servers,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            max_poll_records=20,
+        ) as consumer,
+    ):
+        if membership:
+            consumer.subscribe([source])
+        else:
+            consumer.assign([place])
+        while done < len(inputs):
+            fetched = (await consumer.getmany(timeout_ms=1_000)).get(place, [])
+            if not fetched:
+                continue
+            coordinator = consumer._coordinator
+            member: Any = group
+            if membership:
+                member = ConsumerGroupMetadata(group, coordinator.generation, coordinator.member_id)
+            try:
+                async with producer.transaction() as tx:
+                    for record in fetched:
+                        await tx.enqueue(target, record.value, partition=0)
+                    await tx.send_offsets({place: fetched[-1].offset + 1}, member)
+                if not bouncing.done():
+                    await asyncio.wait([bouncing], timeout=0.2)  # it lasts as long as the restarts
+                done = fetched[-1].offset + 1
+            except TransactionAborted:
+                aborted += 1
+                consumer.seek(place, fetched[0].offset)
+    await bouncing
+    assert await committed(kafka3, target) == inputs, f"{aborted} were aborted"
+    assert await committed_offset(kafka3, group, source) == len(inputs)

@@ -1584,7 +1584,7 @@ async def test_sequence_that_is_lost_is_mended_by_an_epoch(
 async def test_other_partitions_change_the_epoch_when_they_are_idle(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
-    """SI-08, SI-15, SI-17: what they have outstanding keeps its epoch, also when it is retried."""
+    """SI-08, SI-15, SI-17, TX-35: what is outstanding keeps its epoch, also when it is retried."""
     cluster.create_topic("other", partitions=1)
     cluster.move_leader("other", 0, 2)
     async with new_producer(**SINGLE) as producer:
