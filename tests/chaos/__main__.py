@@ -182,7 +182,10 @@ class Run:
                 rows.setdefault(field, []).append(f"{value}{allowed}")
         for field, values in rows.items():
             tell(f"{field:<20}" + "".join(f"{value!s:>15}" for value in values))
-        tell("* not promised by the options of this load")
+        tell("* what the options of this load do not promise:")
+        for outcome in outcomes:
+            if outcome.promise.allows:
+                tell(f"  {outcome.name}: {outcome.promise.why}")
         problems = [f"{o.name}: {n} {what}" for o in outcomes for what, n in o.wrong.items()]
         problems += self.unsettled
         if len(self.happened) < self.options.faults:
@@ -193,7 +196,14 @@ class Run:
         for problem in problems:
             tell(f"✗ {problem}")
         if not problems:
-            tell("✓ 0 lost, 0 doubled, 0 reordered, 0 unexplained")
+            for outcome in outcomes:
+                found = {
+                    name: getattr(outcome.verdict, name)
+                    for name in ("lost", "doubled", "reordered")
+                }
+                told = ", ".join(f"{number} {name}" for name, number in found.items())
+                promised = "" if not any(found.values()) else " (not promised)"
+                tell(f"✓ {outcome.name}: {told}{promised}, 0 unexplained")
         if self.options.json:
             document = {
                 "seed": self.options.seed,

@@ -22,12 +22,14 @@ TICK = 0.02
 class Promise:
     """The options of a load, and what they do not promise: it is counted, and no failure.
 
+    `why`: the reason for what they allow.
     `may_fail`: whether records may fail at all. With time enough, none does.
     `transactional`: each some records are a transaction, of which some are aborted on purpose.
     """
 
     options: Mapping[str, Any]
     allows: Sequence[str] = ()
+    why: str = ""
     may_fail: bool = False
     transactional: bool = False
 
@@ -42,10 +44,18 @@ _PATIENT = {**_REQUEST, "delivery_timeout_ms": 180_000}
 _PLAIN = {**_PATIENT, "enable_idempotence": False}
 
 LOADS = {
-    # A leader that goes takes with it what only it had.
-    "acks1": Promise({**_PLAIN, "acks": 1}, ("lost", "doubled", "reordered", "misplaced")),
-    # What is sent again may be there already.
-    "plain": Promise({**_PLAIN, "acks": "all"}, ("doubled", "reordered")),
+    "acks1": Promise(
+        {**_PLAIN, "acks": 1},
+        ("lost", "doubled", "reordered", "misplaced"),
+        "acks=1, not idempotent. A leader that goes takes with it what only it had acknowledged, "
+        "and what is sent again may be there already, or come behind what followed it.",
+    ),
+    "plain": Promise(
+        {**_PLAIN, "acks": "all"},
+        ("doubled", "reordered"),
+        "acks=all, not idempotent. What is sent again may be there already, or come behind what "
+        "followed it.",
+    ),
     "idempotent": Promise({**_PATIENT, "compression_type": "lz4"}),
     # Records expire while they are under way: what the errors say of the log must be true.
     "hasty": Promise(
