@@ -219,6 +219,7 @@ async def test_made_from_config_it_sends(cluster: EmbeddedCluster) -> None:
 
 
 async def test_client_ids(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """CF-09: plugins are made before the producer is, whose id they may ask for."""
     async with new_producer() as one, new_producer() as two, new_producer(client_id="me") as me:
         assert one.client_id != two.client_id
         assert one.client_id.startswith("producer-")

@@ -1009,6 +1009,26 @@ async def test_the_end_waits_for_what_was_given_up_on_its_way(
         await works(cluster, producer)
 
 
+async def test_a_late_answer_that_there_is_no_transaction_changes_nothing(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """TX-45: the record had expired while it was under way."""
+    timeouts = {"request_timeout_ms": 2_000, "delivery_timeout_ms": 2_000, "linger_ms": 0}
+    async with new(**timeouts, retry_backoff_ms=1_000) as producer:
+        cluster.inject("produce", error="NOT_ENOUGH_REPLICAS")
+        late = cluster.inject("produce", error="INVALID_TXN_STATE", delay=1.5)
+        with pytest.raises(TransactionAborted) as caught:
+            async with producer.transaction() as tx:
+                delivery = await tx.enqueue("t", b"1")
+        assert late.hits == 1
+        assert isinstance(delivery.exception(), DeliveryTimeout)
+        assert isinstance(caught.value.__cause__, DeliveryTimeout)
+        await works(cluster, producer)
+        await asyncio.sleep(2)  # the answer is there now at the latest
+        await works(cluster, producer)
+    assert committed(cluster) == []
+
+
 async def commit_one(producer: Producer[Any, Any]) -> None:
     await producer.begin_transaction()
     await producer.enqueue("t", b"1")
@@ -1607,6 +1627,7 @@ async def test_transactions_from_another_thread(cluster: EmbeddedCluster, new: N
 
 
 async def test_a_producer_with_a_transactional_id_has_it_in_its_name(new: New) -> None:
+    """CF-09."""
     async with new() as producer:
         assert producer.client_id == "producer-tx"
 
