@@ -598,7 +598,12 @@ class Producer(Front, Generic[K, V]):
         began = loop.time()
         if self._transactions is not None and not hurry.done():
             ending = loop.create_task(self._transactions.finish())
-            await asyncio.wait([ending, hurry], return_when=asyncio.FIRST_COMPLETED)
+            # Records would expire in that time, its coordinator may never be there.
+            await asyncio.wait(
+                [ending, hurry],
+                timeout=self._config.delivery_timeout_ms / 1000,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)
         self._pool.close()

@@ -1549,6 +1549,20 @@ async def test_close_in_no_time_releases_who_waits_for_the_coordinator(
         await calling
 
 
+async def test_close_without_a_limit_waits_no_longer_for_an_end_than_for_records(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """A coordinator that never answers must not keep it open for ever."""
+    producer = new(delivery_timeout_ms=5_000, request_timeout_ms=1_000)
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.send("t", b"1")
+    cluster.inject("end_txn", error="COORDINATOR_NOT_AVAILABLE", times=None)
+    began = now()
+    await producer.close(None)
+    assert now() == pytest.approx(began + 5, abs=0.5)
+
+
 @pytest.mark.parametrize("how", ["failed", "fenced", "timed out"])
 async def test_close_in_any_state(
     cluster: EmbeddedCluster, new: New, version: int, how: str
