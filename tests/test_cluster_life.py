@@ -50,6 +50,35 @@ async def topics_cluster(
         yield cluster
 
 
+async def test_a_record_that_waits_for_memory_while_its_topic_is_unknown_is_delivered(
+    topics_cluster: EmbeddedCluster, network: MemoryNetwork
+) -> None:
+    """Metadata drops a topic and has it again before there is room for the record."""
+    async with Producer(
+        topics_cluster.bootstrap_servers,
+        connector=network,
+        batch_size=1000,
+        buffer_memory=1000,
+        metadata_max_age_ms=50,
+    ) as producer:
+        await producer.warm_up("t", "t4")
+        held = topics_cluster.inject("produce", hold=True)
+        first = await producer.enqueue("t", b"1")
+        await held.reached()
+        second = asyncio.create_task(producer.send("t4", b"2", partition=0))
+        await asyncio.sleep(0.01)
+        dropped = topics_cluster.inject("metadata", error="UNKNOWN_TOPIC_OR_PARTITION", topic="t4")
+        await dropped.reached()
+        await asyncio.sleep(1)  # it is there again
+        assert not second.done()
+        held.release()
+        began = now()
+        await first
+        await second
+        assert now() < began + 1
+    assert values(topics_cluster, "t4") == [b"2"]
+
+
 def recreate(cluster: EmbeddedCluster, topic: str, partitions: int) -> None:
     cluster.delete_topic(topic)
     cluster.create_topic(topic, partitions=partitions)

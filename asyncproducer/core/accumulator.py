@@ -285,7 +285,8 @@ class Accumulator:
             partitions=tuple(p._replace(leader=-1) for p in state.view.partitions),
             internal=state.view.internal,
         )
-        busy = False
+        # Who waits for memory may have chosen a partition of it: later nobody would hear of it.
+        busy = bool(self._memory.waiting)
         for queue in state.queues:
             if queue is not None:
                 busy = busy or bool(queue.batches or queue.in_flight)
