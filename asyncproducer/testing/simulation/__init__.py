@@ -14,7 +14,8 @@ See docs/simulation.md.
 from __future__ import annotations
 
 from asyncproducer.testing.simulation.model import Violation, check
-from asyncproducer.testing.simulation.plan import Plan, make_plan
+from asyncproducer.testing.simulation.plan import Plan
+from asyncproducer.testing.simulation.seeds import make_plan
 from asyncproducer.testing.simulation.shrink import shrink
 from asyncproducer.testing.simulation.world import Result, run
 

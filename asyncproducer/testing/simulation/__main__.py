@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncproducer._implementation import IMPLEMENTATION
+from asyncproducer.testing.simulation import known as known_seeds
+from asyncproducer.testing.simulation.known import KNOWN
 from asyncproducer.testing.simulation.many import run_many
 from asyncproducer.testing.simulation.model import Violation
-from asyncproducer.testing.simulation.mutants import MUTANTS, Mutant, planted
-from asyncproducer.testing.simulation.plan import Plan, make_plan
+from asyncproducer.testing.simulation.mutants import MUTANTS, Mutant, find
+from asyncproducer.testing.simulation.plan import Plan
+from asyncproducer.testing.simulation.seeds import is_transactional, make_plan
 from asyncproducer.testing.simulation.shrink import shrink
 from asyncproducer.testing.simulation.world import run
 
@@ -25,8 +28,13 @@ from asyncproducer.testing.simulation.world import run
 _TELL_SECONDS = 5.0
 #: After so many failing seeds, more would tell nothing new.
 _FAILURES = 3
-#: How many seeds are tried to find a planted bug.
-_MUTANT_SEEDS = 2000
+#: How many seeds are tried to find a planted bug, and how many that find it are enough.
+_MUTANT_SEEDS, _ENOUGH = 2000, 3
+_RECORD = '''"""Which seeds find the planted bugs. Written by `--mutants --record`."""
+
+KNOWN: dict[str, tuple[int, ...]] = {{
+{}}}
+'''
 
 
 def simulate(first: int, seeds: int, jobs: int) -> bool:
@@ -99,25 +107,26 @@ def _with_time(record: logging.LogRecord) -> bool:
     return True
 
 
-def find_mutants(mutants: Sequence[Mutant], seeds: int) -> bool:
+def find_mutants(mutants: Sequence[Mutant], seeds: int, *, record: bool) -> bool:
     """Looks for each planted bug. Returns whether all were found."""
-    survived = 0
+    known = dict(KNOWN)
     for mutant in mutants:
-        found: list[int] = []
-        rules: Counter[str] = Counter()
-        tried = 0
-        with planted(mutant):
-            for tried in range(1, seeds + 1):
-                violations = run(make_plan(tried - 1)).violations
-                if violations:
-                    found.append(tried - 1)
-                    rules.update({violation.rule for violation in violations})
-                if len(found) >= _FAILURES:
-                    break
-        survived += not found
-        how = ", ".join(rules) or "NOT FOUND"
-        print(f"{mutant.name}: seeds {found} of {tried}: {how}", flush=True)
-    print(f"{len(mutants)} planted bugs, {survived} not found")
+        tried = [seed for seed in range(seeds) if is_transactional(seed) is mutant.transactional]
+        search = find(mutant, tried, _ENOUGH)
+        known[mutant.name] = search.seeds
+        how = ", ".join(f"{rule} {count}" for rule, count in search.rules.most_common())
+        print(f"{mutant.name}: ", end="")
+        if search.seeds:
+            print(f"seeds {list(search.seeds)} of {search.tried}: {how}", flush=True)
+        else:
+            wanted = " or ".join(mutant.rules)
+            print(f"NOT FOUND in {search.tried} ({wanted}): {how or 'nothing'}", flush=True)
+    if record:
+        names = [mutant.name for mutant in MUTANTS]
+        lines = [f'    "{name}": {known[name]},\n' for name in names if name in known]
+        Path(known_seeds.__file__).write_text(_RECORD.format("".join(lines)))
+    survived = [mutant.name for mutant in mutants if not known[mutant.name]]
+    print(f"{len(mutants)} planted bugs, {len(survived)} not found")
     return not survived
 
 
@@ -138,12 +147,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="with the log of --seed or --plan")
     parser.add_argument("--mutants", action="store_true", help="look for planted bugs")
     parser.add_argument("--mutant", default="", help="only for those with this in their names")
+    parser.add_argument(
+        "--record", action="store_true", help="write down the seeds that find planted bugs"
+    )
     given = parser.parse_args(arguments)
     if given.seeds < 1 or given.jobs < 1:
         parser.error("--seeds and --jobs are 1 at least")
     if given.mutants or given.mutant:
         chosen = [mutant for mutant in MUTANTS if given.mutant in mutant.name]
-        good = bool(chosen) and find_mutants(chosen, max(given.seeds, _MUTANT_SEEDS))
+        good = bool(chosen) and find_mutants(
+            chosen, max(given.seeds, _MUTANT_SEEDS), record=given.record
+        )
     elif given.plan is not None:
         good = replay(Plan.from_json(given.plan.read_text()), verbose=given.verbose)
     elif given.seed is not None:

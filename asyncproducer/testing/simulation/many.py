@@ -10,7 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import NamedTuple
 
 from asyncproducer.testing.simulation.model import Violation
-from asyncproducer.testing.simulation.plan import make_plan
+from asyncproducer.testing.simulation.seeds import make_plan
 from asyncproducer.testing.simulation.world import run
 
 __all__ = ["Chunk", "run_many", "run_seeds"]

@@ -3,13 +3,12 @@
 A `History` is what was seen: what users were told about their records, and what the logs
 hold in the end. It knows nothing of how the producer works. `check` asks every rule.
 
-For what transactions promise: give `Sent` its transaction and `History` the logs under
-read_committed, and add rules to `RULES`.
-
-Two things are no faults, because no Kafka producer can prevent them. A request that
+Three things are no faults, because no Kafka producer can prevent them. A request that
 the client has given up may still be taken by its broker later (a *late* batch). If its
 records were sent again under another epoch meanwhile, they are stored twice. And without
-idempotence, what is sent again may be stored again, in another order.
+idempotence, what is sent again may be stored again, in another order. And a leader that has
+forgotten a producer takes any sequence for its first: a batch that it refused, for another
+reason, then comes after the one that was sent behind it.
 """
 
 from __future__ import annotations
@@ -19,10 +18,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from asyncproducer.errors import ErrorCode
 from asyncproducer.testing.batches import StoredRecord
 from asyncproducer.testing.simulation.plan import PATIENT_MS, PlannedRecord
 
-__all__ = ["RULES", "Ended", "History", "Sent", "Violation", "check", "key_of", "value_of"]
+__all__ = [
+    "RULES",
+    "Ended",
+    "History",
+    "Sent",
+    "Transaction",
+    "Violation",
+    "check",
+    "key_of",
+    "value_of",
+]
 
 #: What a timer may be late on a virtual clock.
 _TICK = 1e-6
@@ -76,11 +86,33 @@ class Sent:
     #: Of a failure: "no", "maybe", "yes". Of any error: its type.
     persisted: str = ""
     error: str = ""
+    code: int | None = None
+    #: The transaction that was open when it was sent.
+    transaction: int | None = None
     #: How often its delivery has told of its end; None where there is no delivery to ask.
     ends: int | None = None
 
     def __str__(self) -> str:
         return f"record {self.record.number} for {self.record.topic}"
+
+
+@dataclasses.dataclass(slots=True)
+class Transaction:
+    """One transaction, and what its user was told."""
+
+    #: Counted by the producer, and by the plan: from 1 on.
+    number: int
+    planned: int
+    began_at: float
+    commit_asked: bool = False
+    offsets_asked: bool = False
+    #: Whether a commit was refused with TransactionAborted: nothing of it counts.
+    refused: bool = False
+    #: "committed" or "aborted"; "" is in doubt.
+    told: str = ""
+
+    def __str__(self) -> str:
+        return f"transaction {self.planned}"
 
 
 class Ended(NamedTuple):
@@ -102,8 +134,17 @@ class History:
     calm: bool = False
     sent: list[Sent] = dataclasses.field(default_factory=list)
     logs: dict[Place, list[StoredRecord]] = dataclasses.field(default_factory=dict)
+    transactions: list[Transaction] = dataclasses.field(default_factory=list)
+    #: What read_committed shows of the logs.
+    committed: dict[Place, list[StoredRecord]] = dataclasses.field(default_factory=dict)
+    #: The number of a transaction in the plan -> the offset that it has committed.
+    offsets: dict[int, int] = dataclasses.field(default_factory=dict)
+    #: When another producer took the transactional id.
+    taken_over_at: float | None = None
     #: Records of late batches: (topic, partition, producer id, epoch, sequence).
     late: set[tuple[str, int, int, int, int]] = dataclasses.field(default_factory=set)
+    #: Where the leader has forgotten its producers.
+    forgotten: set[Place] = dataclasses.field(default_factory=set)
     calls: list[Ended] = dataclasses.field(default_factory=list)
     #: What World has found wrong itself: memory, errors in the log, tasks left behind ...
     found: list[Violation] = dataclasses.field(default_factory=list)
@@ -116,12 +157,23 @@ class History:
 
     def stored(self) -> dict[int, list[tuple[Place, StoredRecord]]]:
         """Where each record is, by number."""
-        places: dict[int, list[tuple[Place, StoredRecord]]] = defaultdict(list)
-        for place, records in self.logs.items():
-            for record in records:
-                number = (record.value or b"").partition(b":")[0]
-                places[int(number) if number.isdigit() else -1].append((place, record))
-        return places
+        return _by_number(self.logs)
+
+    @property
+    def transactional(self) -> bool:
+        """Whether the producer has transactions."""
+        return "transactional_id" in self.options
+
+
+def _by_number(
+    logs: Mapping[Place, list[StoredRecord]],
+) -> dict[int, list[tuple[Place, StoredRecord]]]:
+    places: dict[int, list[tuple[Place, StoredRecord]]] = defaultdict(list)
+    for place, records in logs.items():
+        for record in records:
+            number = (record.value or b"").partition(b":")[0]
+            places[int(number) if number.isdigit() else -1].append((place, record))
+    return places
 
 
 def check(history: History) -> list[Violation]:
@@ -189,6 +241,9 @@ def _persisted_is_true(history: History) -> Iterator[Violation]:
             yield Violation("persisted", f"{sent} failed with persisted yes, and is not stored")
         if sent.persisted not in ("no", "maybe", "yes"):
             yield Violation("persisted", f"{sent} failed with persisted={sent.persisted!r}")
+        if sent.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            # Which says that the broker has it, as it should.
+            yield Violation("duplicate", f"{sent} failed, because it is stored")
 
 
 def _keeps_its_contents(history: History) -> Iterator[Violation]:
@@ -233,6 +288,8 @@ def _keeps_the_order(history: History) -> Iterator[Violation]:
         return
     sent_by_number = {sent.record.number: sent for sent in history.sent}
     for (topic, index), records in history.logs.items():
+        if (topic, index) in history.forgotten:
+            continue
         seen: set[int] = set()
         order: list[Sent] = []
         for record in records:
@@ -316,6 +373,70 @@ def _nothing_expires_that_has_time(history: History) -> Iterator[Violation]:
             yield Violation("starved", f"{sent}: {sent.error}, long after all troubles were over")
 
 
+#: Refusals that are an answer, not a failure: who does not wait may have to try again.
+_NO_FAILURE = ("BufferFull", "MetadataNotReady")
+
+
+def _transactions_are_atomic(history: History) -> Iterator[Violation]:
+    """A committed one is visible whole, in doubt whole or not at all, any other not at all."""
+    if not history.transactional:
+        return
+    visible = _by_number(history.committed)
+    sent_in: dict[int | None, list[Sent]] = defaultdict(list)
+    for sent in history.sent:
+        sent_in[sent.transaction].append(sent)
+        if len(visible[sent.record.number]) > 1:
+            yield Violation("doubled", f"{sent} is visible twice")
+    for sent in sent_in.pop(None, ()):
+        if sent.outcome not in ("refused", "cancelled") or visible[sent.record.number]:
+            yield Violation("outside", f"{sent} was taken outside of a transaction")
+    for transaction in history.transactions:
+        records = sent_in.pop(transaction.number, [])
+        seen = [sent for sent in records if visible[sent.record.number]]
+        unseen = [
+            sent
+            for sent in records
+            if not visible[sent.record.number]
+            and not (sent.outcome == "refused" and sent.error in _NO_FAILURE)
+            and sent.outcome != "cancelled"
+        ]
+        offset = history.offsets.get(transaction.planned)
+        if offset is not None and offset != transaction.number:
+            yield Violation("offsets", f"{transaction} has committed the offset {offset}")
+        shown: list[object] = [*seen, *(["its offsets"] if offset is not None else [])]
+        hidden: list[object] = [
+            *unseen,
+            *(["its offsets"] if offset is None and transaction.offsets_asked else []),
+        ]
+        if transaction.told == "committed":
+            if hidden:
+                yield Violation("torn", f"{transaction} is committed without {_list(hidden)}")
+            for sent in records:
+                if sent.outcome == "failed":
+                    yield Violation("torn", f"{transaction} is committed, and {sent} has failed")
+        elif transaction.told == "aborted" or transaction.refused:
+            if shown:
+                yield Violation("undead", f"{transaction} is aborted, but not {_list(shown)}")
+        elif not transaction.commit_asked:
+            if shown:
+                yield Violation("undead", f"nobody has committed {_list(shown)} of {transaction}")
+        elif shown and hidden:
+            yield Violation("torn", f"{transaction} has {_list(shown)} without {_list(hidden)}")
+        if (
+            history.taken_over_at is not None
+            and transaction.began_at > history.taken_over_at
+            and shown
+        ):
+            yield Violation("fenced", f"{_list(shown)} of {transaction}, which was fenced before")
+    for sents in sent_in.values():
+        for sent in sents:
+            yield Violation("outside", f"{sent} is of a transaction that nobody has begun")
+
+
+def _list(items: list[object]) -> str:
+    return ", ".join(map(str, items))
+
+
 RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
     _every_record_has_one_end,
     _acknowledged_is_stored_where_it_was_said,
@@ -327,4 +448,5 @@ RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
     _ends_in_time,
     _is_quick_where_nothing_is_wrong,
     _nothing_expires_that_has_time,
+    _transactions_are_atomic,
 )

@@ -2,6 +2,7 @@
 
 Each is a change of one line of the producer's source, made in this process while
 `planted` is open. So they need the plain Python sources (`ASYNCPRODUCER_IMPL=python`).
+Which seeds find them is in known.py, which `--mutants --record` writes.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import contextlib
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from asyncproducer._implementation import IMPLEMENTATION
+from asyncproducer.testing.simulation.model import Violation
+from asyncproducer.testing.simulation.seeds import make_plan
+from asyncproducer.testing.simulation.world import run
 
-__all__ = ["MUTANTS", "Mutant", "planted"]
+__all__ = ["MUTANTS", "Mutant", "Search", "find", "planted"]
 
 
 _FUTURE = "from __future__ import annotations\n"
@@ -28,8 +33,31 @@ class Mutant(NamedTuple):
     where: str
     old: str
     new: str
-    #: The first seed that finds it.
-    seed: int
+    #: The promises that it breaks: nothing else counts as finding it.
+    rules: tuple[str, ...] = ()
+
+    @property
+    def transactional(self) -> bool:
+        """Whether only producers with transactions have it."""
+        return "transactions:" in self.where
+
+    def shown_by(self, violations: Iterable[Violation]) -> bool:
+        """Whether this bug is what was found.
+
+        A history that hangs takes seconds, and leaves a mess: only where nothing else can be.
+        """
+        rules = {violation.rule for violation in violations}
+        return not rules.isdisjoint(self.rules) and ("hang" in self.rules or "hang" not in rules)
+
+
+class Search(NamedTuple):
+    """What came of looking for a planted bug."""
+
+    #: The seeds that show it, and how many were tried.
+    seeds: tuple[int, ...]
+    tried: int
+    #: In how many of them a promise was broken, by its rule: also those that are not the bug's.
+    rules: Counter[str]
 
 
 MUTANTS = (
@@ -38,182 +66,245 @@ MUTANTS = (
         "core.accumulator:Accumulator._insert",
         "queue.batches.insert(at, batch)",
         "queue.batches.append(batch)",
-        6,
+        ("reordered",),
     ),
     Mutant(
         "one in flight: the partition is not muted",
         "core.accumulator:Accumulator._due_at",
         "self._one_in_flight and queue.in_flight",
         "False",
-        20,
+        ("reordered",),
     ),
     Mutant(
         "a retry does not wait for those before it",
         "core.sequences:Sequences.may_drain",
         "return first is batch and partition.is_before_hole(batch)",
         "return True",
-        549,
+        ("doubled", "reordered"),
     ),
     Mutant(
         "a second batch follows before the first is stored",
         "core.sequences:Sequences.may_drain",
         "partition.last_acked_sequence >= 0",
         "True",
-        6,
+        ("reordered",),
     ),
     Mutant(
         "a second retry is not queued",
         "net.scheduler:Scheduler._retry",
         "self._accumulator.retry(batch, now)",
         "batch.attempts == 1 or self._accumulator.retry(batch, now)",
-        2,
+        ("memory", "pending"),
     ),
     Mutant(
         "sequences do not start again under a new epoch",
         "core.sequences:Sequences._restart",
         "partition.next_sequence = 0",
         "pass",
-        144,
+        ("starved",),
     ),
     Mutant(
         "waiting batches keep their sequences after an epoch bump",
         "core.sequences:Sequences.apply_bumps",
         "for batch in partition.outstanding:",
         "for batch in partition.outstanding[:0]:",
-        144,
+        ("starved",),
     ),
     Mutant(
         "a hole is forgotten",
         "core.sequences:Sequences.bump",
         "self._renumber[partition] = None",
         "pass",
-        6,
+        ("starved",),
     ),
     Mutant(
         "the parts of a split batch have no sequences",
         "core.sequences:Sequences.split",
         "if batch.base_sequence < 0:",
         "if True:",
-        124,
+        ("starved",),
     ),
     Mutant(
         "memory of a repeated batch is given back twice",
         "core.accumulator:Accumulator._free",
         "self._returned += batch.memory",
         "self._returned += batch.memory * (2 if batch.sends > 1 else 1)",
-        2,
+        ("memory",),
     ),
     Mutant(
         "memory of a batch that expired on the wire stays taken",
         "core.accumulator:Accumulator.landed",
         "self._free(batch)",
         "pass",
-        7,
+        ("memory",),
     ),
     Mutant(
         "memory of who leaves the line is lost",
         "net.buffer_pool:BufferPool._remove",
         "self.available += ticket._held",
         "pass",
-        7,
+        ("memory",),
     ),
     Mutant(
         "memory that is given back reaches nobody in the line",
         "net.buffer_pool:BufferPool.release",
         "self.serve()",
         "pass",
-        115,
+        ("starved", "blocked"),
     ),
     Mutant(
         "an error that may pass is taken for an acknowledgement",
         "net.scheduler:Scheduler._response",
         "code == ErrorCode.NONE or",
         "code in (ErrorCode.NONE, ErrorCode.NOT_ENOUGH_REPLICAS) or",
-        25,
+        ("lost",),
     ),
     Mutant(
         "a repeated batch that is stored counts as failed",
         "net.scheduler:Scheduler._response",
         "code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER",
         "False",
-        316,
+        ("duplicate",),
     ),
     Mutant(
         "what expires on the wire is said not to be stored",
-        "core.accumulator:_failure",
-        "batch.in_flight or batch.maybe_written",
-        "batch.maybe_written",
-        13,
+        "core.batch:ProducerBatch.persisted",
+        "self.in_flight or self.maybe_written",
+        "self.maybe_written",
+        ("persisted",),
     ),
     Mutant(
         "what was sent once is said not to be stored",
         "net.scheduler:Scheduler._conclude",
         "batch.maybe_written = True",
         "pass",
-        27,
+        ("persisted",),
     ),
     Mutant(
         "an expired batch stays in its queue",
         "core.accumulator:Accumulator._give_up",
         "self._unqueue(queue, batch)",
         "pass",
-        7,
+        ("logged", "memory"),
     ),
     Mutant(
         "a late answer ends a batch again",
         "core.delivery:Outcome.acknowledge",
         "if self.state == FAILED:\n        return False",
         "self.state = PENDING",
-        22,
+        ("ends",),
     ),
     Mutant(
         "a waiter is lost when its batch is split",
         "core.delivery:Outcome.split_into",
         "for waiter in waiters or ():",
         "for waiter in ():",
-        10,
+        ("hang", "stuck", "pending"),
     ),
     Mutant(
         "a flush does not wait for the parts of a split batch",
         "core.delivery:Outcome.split_into",
         "fence.replace(len(parts))",
         "pass",
-        343,
+        ("flush",),
     ),
     Mutant(
         "a split shifts offsets",
         "core.delivery:Delivery._resolve",
         "self._index -= start",
         "pass",
-        10,
+        ("offset",),
     ),
     Mutant(
         "a lost connection forgets what it carried",
         "net.connection:Connection.close",
         "self._guarded(request.on_done, None, reason)",
         "pass",
-        4,
+        ("memory", "starved"),
     ),
     Mutant(
         "a closed producer lets who waits for metadata wait on",
         "intake:Intake.close",
         "for pending in line:",
         "for pending in ():",
-        8,
+        ("stuck", "pending"),
     ),
     Mutant(
         "nobody wakes when a batch has lingered",
         "core.accumulator:Accumulator.next_deadline",
         "deadline = timers[0][0] if timers else _NEVER",
         "deadline = _NEVER",
-        6,
+        ("calm", "late", "starved", "pending"),
     ),
     Mutant(
         "a batch compressed too late keeps its mark",
         "core.accumulator:Accumulator._compressed",
         "ratio = batch.compressed(payload)",
         "ratio = batch.compressed(payload); batch.compressing = True",
-        5,
+        ("starved",),
+    ),
+    Mutant(
+        "a commit does not wait for records on their way",
+        "net.transactions:Transactions.step",
+        "busy=manager.is_ending and self._is_busy()",
+        "busy=False",
+        ("torn",),
+    ),
+    Mutant(
+        "a failed record does not keep its transaction from being committed",
+        "net.transactions:Transactions.batch_failed",
+        "if not self._manager.is_doomed:",
+        "if False:",
+        ("torn",),
+    ),
+    Mutant(
+        "a refused record does not keep its transaction from being committed",
+        "net.transactions:Transactions.refused",
+        "if isinstance(error, KafkaError):",
+        "if False:",
+        ("torn",),
+    ),
+    Mutant(
+        "an abort is sent as a commit",
+        "core.transactions:TransactionManager._end",
+        "commit=call == COMMIT",
+        "commit=True",
+        ("undead",),
+    ),
+    Mutant(
+        "offsets are not sent after their group was added",
+        "core.transactions:TransactionManager.answered",
+        "self._push_offsets(request.operation)",
+        "request.operation.finish()",
+        ("torn",),
+    ),
+    Mutant(
+        "an end that is in doubt is told as done",
+        "net.transactions:Transactions._wait",
+        "raise self._timeout(operation)",
+        "return",
+        ("torn", "undead"),
+    ),
+    Mutant(
+        "a coordinator that moved is not looked for",
+        "core.transactions:TransactionManager._lose_coordinator",
+        "self.coordinators.pop(request.key, None)",
+        "pass",
+        ("starved",),
+    ),
+    Mutant(
+        "what an aborted transaction has dropped leaves a gap in the sequences",
+        "core.transactions:TransactionManager._ended",
+        "self.sequences.rewind()",
+        "pass",
+        ("starved",),
+    ),
+    Mutant(
+        "partitions of an abandoned transaction are not ended",
+        "core.transactions:TransactionManager.next_request",
+        "if not self._started:",
+        "if True:",
+        ("torn",),
     ),
 )
 
@@ -249,3 +340,20 @@ def planted(mutant: Mutant) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, healthy)
+
+
+def find(mutant: Mutant, seeds: Iterable[int], enough: int = 1) -> Search:
+    """Looks for a planted bug, until so many seeds have shown it."""
+    found: list[int] = []
+    rules: Counter[str] = Counter()
+    tried = 0
+    with planted(mutant):
+        for seed in seeds:
+            if len(found) >= enough:
+                break
+            violations = run(make_plan(seed)).violations
+            tried += 1
+            rules.update({violation.rule for violation in violations})
+            if mutant.shown_by(violations):
+                found.append(seed)
+    return Search(tuple(found), tried, rules)

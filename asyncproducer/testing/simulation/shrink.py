@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from asyncproducer.testing.simulation.plan import Plan, Step
+from asyncproducer.testing.simulation.plan import TRANSACTIONAL_ID, Plan, Step
 
 __all__ = ["shrink"]
 
@@ -27,6 +27,8 @@ _PLAIN_OPTIONS: dict[str, Any] = {
     "reconnect_backoff_max_ms": 50,
     "socket_connection_setup_timeout_ms": 1000,
     "max_in_flight_requests_per_connection": 5,
+    "transactional_id": TRANSACTIONAL_ID,
+    "transaction_timeout_ms": 60_000,
 }
 
 
@@ -97,6 +99,14 @@ def _plainer(step: Step) -> Iterator[Step]:
         yield dataclasses.replace(step, cancel_after=None, cancel_turns=None)
     if step.waits:
         yield dataclasses.replace(step, waits=False)
+    if step.offsets:
+        yield dataclasses.replace(step, offsets=False)
+    if step.pause:
+        yield dataclasses.replace(step, pause=0.0)
+    if step.how not in ("", "enqueue"):
+        yield dataclasses.replace(step, how="enqueue")
+    if step.ends not in ("", "commit"):
+        yield dataclasses.replace(step, ends="commit")
     for number in range(len(step.records)):
         if len(step.records) > 1:
             fewer = step.records[:number] + step.records[number + 1 :]

@@ -21,7 +21,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from asyncproducer.core.delivery import Delivery
-from asyncproducer.errors import BufferTimeout, DeliveryError, KafkaError
+from asyncproducer.core.transactions import TransactionState
+from asyncproducer.errors import (
+    BufferTimeout,
+    DeliveryError,
+    KafkaError,
+    TransactionAborted,
+    TransactionTimeout,
+)
 from asyncproducer.producer import Producer
 from asyncproducer.records import Record, RecordMetadata
 from asyncproducer.testing.batches import BatchError
@@ -33,12 +40,21 @@ from asyncproducer.testing.simulation.model import (
     Ended,
     History,
     Sent,
+    Transaction,
     Violation,
     check,
     key_of,
     value_of,
 )
-from asyncproducer.testing.simulation.plan import PATIENT_MS, Plan, PlannedRecord, Step
+from asyncproducer.testing.simulation.plan import (
+    GROUP,
+    PATIENT_MS,
+    TRANSACTIONAL_ID,
+    Plan,
+    PlannedRecord,
+    Step,
+)
+from asyncproducer.testing.state import CoordinatorKind, RequestRefused
 
 __all__ = ["Result", "run"]
 
@@ -58,8 +74,23 @@ _USUAL_BYTES = 1_048_588
 #: What tasks of the brokers run that have no name.
 _BROKERS_OWN = ("Fault.released", "sleep")
 
+#: What the offsets of transactions are of: each transaction has a partition.
+_INPUT = "input"
+#: How often a call whose end is not known is made again, and how soon.
+_ASKED, _PAUSE = 1000, 0.01
+#: A transaction may take so long where nothing is wrong.
+_LONG_MS = 10_000
+#: For how long somebody who transacts does nothing, at most.
+_LONGEST_PAUSE = 0.15
+#: The versions of InitProducerId in which a producer could not ask for its next epoch.
+_INIT_PRODUCER_ID, _NO_BUMPS = 22, (0, 2)
+
 #: Logged when nobody asks a failed delivery, as after a cancelled `send`: it must be.
 _NOBODY_LOOKED = "nobody looked at the result"
+
+
+class _UserError(Exception):
+    """What a block raises that fails."""
 
 
 class Result(NamedTuple):
@@ -87,7 +118,8 @@ def run(plan: Plan, *, log_level: int | None = None) -> Result:
             warnings.simplefilter("ignore", ResourceWarning)
             world.live()
             world.forget()
-            gc.collect()
+            # All that was made since `disable` is of the youngest generation, and nothing else.
+            gc.collect(0)
     finally:
         if collecting:
             gc.enable()
@@ -173,18 +205,29 @@ class _World:
         self.history = History(
             plan.options,
             calm=not plan.troubles
+            and plan.options.get("transaction_timeout_ms", _LONG_MS) >= _LONG_MS
             and not {"window", "max_message_bytes", "compressing"} & plan.cluster.keys(),
         )
         self.count = self.history.counters
         self.digest = hashlib.blake2b(digest_size=12)
         self.network = _Network(plan.cluster["latency"], plan.cluster.get("window"))
+        self.transactional = "transactional_id" in plan.options
         version = plan.cluster.get("produce_version")
+        versions: dict[int, tuple[int, int] | None] = {}
+        if version is not None:
+            versions[0] = (0, version)
+        if not plan.cluster.get("bumps_epochs", True):
+            versions[_INIT_PRODUCER_ID] = _NO_BUMPS
+        transactions = sum(step.action == "transaction" for step in plan.steps)
+        topics = plan.cluster["topics"]
         self.cluster = EmbeddedCluster(
             plan.cluster["brokers"],
-            topics=plan.cluster["topics"],
+            topics={**topics, _INPUT: transactions} if transactions else topics,
             network=self.network,
             auto_create_topics=False,
-            request_versions={} if version is None else {0: (0, version)},
+            request_versions=versions,
+            finalized_features={"transaction.version": plan.cluster.get("transaction_version", 2)},
+            marker_delay_ms=plan.cluster.get("marker_delay_ms", 0),
             message_timestamp_type="LogAppendTime"
             if plan.cluster.get("log_append_time")
             else "CreateTime",
@@ -197,6 +240,13 @@ class _World:
         self.troubles: list[asyncio.Task[None]] = []
         self.faults: list[Fault] = []
         self.deliveries: list[tuple[Sent, Delivery]] = []
+        #: Those whose turn has not come, and the one that is open.
+        self.transactions: list[Step] = []
+        self.transacting = False
+        #: Whether its start is over.
+        self.started = False
+        #: Whether all is over for it, and nothing may go wrong any more.
+        self.settling = False
         self.ticks = 0
         self.last_step = max((step.at for step in plan.steps), default=0.0) + 0.001
         #: Identity of a batch -> its size: it is sent again as it was.
@@ -260,6 +310,7 @@ class _World:
         except KafkaError as error:
             self.count[f"start failed: {type(error).__name__}"] += 1
         else:
+            self.started = True
             self.producer._scheduler._in_thread = self._in_thread
             start = loop.time()
             for step in plan.steps:
@@ -289,6 +340,8 @@ class _World:
         """What a closed producer must not leave."""
         for _ in range(_LAST_TURNS):
             await asyncio.sleep(0)
+        if self.transacting:  # its user may be in a pause
+            await asyncio.sleep(_LONGEST_PAUSE)
         for task, what in self.tasks.items():
             if not task.done():
                 self.found("stuck", f"{what} waits on after the producer was closed")
@@ -321,6 +374,7 @@ class _World:
         """What is on its way to the brokers still arrives: it may be in the log, too."""
         # Steps that come too late meet a closed producer.
         await asyncio.sleep(self.last_step)
+        self.settling = True
         for task in self.tasks:
             task.cancel()
         for task in self.troubles:
@@ -329,11 +383,20 @@ class _World:
         self.cluster.clear_faults()
         for node in self.cluster.node_ids:
             self.cluster.resume(node)
+            if self.transactional:
+                await self.cluster.start_broker(node)
         for link in list(self.network.links):
             link.to_server.resume()
             link.to_client.resume()
         # Twice a latency, and the longest delay that a fault holds an answer back.
         await asyncio.sleep(2.0)
+        if self.transactional:
+            for topic, partitions in self.plan.cluster["topics"].items():
+                for index in range(partitions):
+                    if self.cluster.leader(topic, index) == -1:
+                        self.cluster.move_leader(topic, index, self.cluster.node_ids[0])
+            # What the producer could not end, its coordinator does.
+            await asyncio.sleep(self.plan.options.get("transaction_timeout_ms", 0) / 1000 + 1.0)
         await self.cluster.close()
 
     def _read_logs(self) -> None:
@@ -345,16 +408,41 @@ class _World:
                     self.found("altered", f"{topic}-{index} cannot be read: {error}")
                     records = []
                 self.history.logs[topic, index] = records
+                if self.transactional:
+                    self._read_committed(topic, index)
                 self.trace(topic, index, [(r.offset, r.value, r.sequence) for r in records])
+
+    def _read_committed(self, topic: str, index: int) -> None:
+        committed = self.cluster.records(topic, index, committed=True)
+        self.history.committed[topic, index] = committed
+        end = self.cluster.end_offset(topic, index)
+        stable = self.cluster.last_stable_offset(topic, index)
+        if stable < end:
+            self.found("hanging", f"{topic}-{index} is readable up to {stable} of {end}, for ever")
+        for (_, partition), committed_offset in self.cluster.committed_offsets(GROUP).items():
+            self.history.offsets[partition + 1] = committed_offset.offset
+        self.trace([record.offset for record in committed], sorted(self.history.offsets.items()))
 
     # -- what a user does ------------------------------------------------------------------
 
     def _begin(self, step: Step) -> None:
         what = step.action
+        if step.action == "transaction":
+            self.transactions.append(step)
+            if not self.transacting:
+                self.transacting = True
+                self._start(self._transact(), "transactions")
+            return
         if step.records:
             what += f" of {[record.number for record in step.records]}"
-        task = self.loop.create_task(self._act(step, what), name=what)
+        self._cancel_as_planned(self._start(self._act(step, what), what), step)
+
+    def _start(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        task = self.loop.create_task(work, name=what)
         self.tasks[task] = what
+        return task
+
+    def _cancel_as_planned(self, task: asyncio.Task[None], step: Step) -> None:
         if step.cancel_after is not None:
             self.loop.call_later(step.cancel_after, self._cancel, task)
         elif step.cancel_turns is not None:
@@ -390,6 +478,9 @@ class _World:
     def _called(self, record: PlannedRecord, stream: int | None = None) -> Sent:
         now = self.loop.time()
         sent = Sent(record, now, self.tick(), stream=stream)
+        manager = self.producer._transactions and self.producer._transactions._manager
+        if manager and manager.state is TransactionState.IN_TRANSACTION:
+            sent.transaction = manager.number
         sent.timestamp = _EPOCH_MS + round(now * 1000)
         self.history.sent.append(sent)
         return sent
@@ -487,7 +578,7 @@ class _World:
 
     def _failed(self, sent: Sent, error: KafkaError) -> None:
         sent.ended_at = self.loop.time()
-        sent.error = type(error).__name__
+        sent.error, sent.code = type(error).__name__, error.code
         if isinstance(error, DeliveryError):
             sent.outcome = "failed"
             sent.persisted = error.persisted
@@ -495,7 +586,9 @@ class _World:
             str(error)
         else:
             sent.outcome = "refused"
-            alone = sent.stream is None and isinstance(error, BufferTimeout)
+            # In a transaction, all others were given up because of this one.
+            alone = sent.stream is None and not self.transactional
+            alone = alone and isinstance(error, BufferTimeout)
             if alone and not self.producer._pool.reserved:
                 self.found("starved", f"{sent} got no memory, though nobody has any")
 
@@ -536,9 +629,179 @@ class _World:
             self.history.calls.append(Ended("close", began, self.loop.time(), limit))
         self.count["closes"] += 1
 
+    # -- transactions ----------------------------------------------------------------------
+
+    async def _transact(self) -> None:
+        """One after the other, as long as there are some."""
+        try:
+            while self.transactions:
+                await self._transaction(self.transactions.pop(0))
+        except KafkaError as error:
+            # Fenced, closed, or in need of an end that nobody knows: there is no next one.
+            self.count[f"transactions ended by {type(error).__name__}"] += 1
+            self.transactions.clear()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.found("raised", f"a transaction raised {error!r}")
+        finally:
+            self.transacting = False
+
+    def _begun(self, step: Step) -> Transaction:
+        number = self.producer._transactions.number if self.producer._transactions else 0
+        transaction = Transaction(number, step.transaction or 0, self.loop.time())
+        self.history.transactions.append(transaction)
+        return transaction
+
+    async def _transaction(self, step: Step) -> None:
+        if step.ends in ("block", "fails"):
+            await self._block(step)
+            return
+        await self.producer.begin_transaction()
+        transaction = self._begun(step)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._contents(step, transaction)
+        if step.ends != "left":
+            await self._ended(step, transaction, commit=step.ends == "commit")
+
+    async def _contents(self, step: Step, transaction: Transaction) -> None:
+        """Records, then offsets. Raises CancelledError where the plan says so."""
+        if step.records:
+            await self._call(self._records(step), "records", step)
+        if step.offsets:
+            for _ in range(_ASKED):
+                try:
+                    await self._call(self._offsets(transaction), "offsets", step)
+                except asyncio.CancelledError:
+                    break  # it goes on: the end waits for it
+                except TransactionTimeout as error:
+                    self._timed_out("the offsets", transaction, error)
+                    if self.loop.time() >= transaction.began_at + 1.0:
+                        break
+                    await asyncio.sleep(_PAUSE)
+                except KafkaError:
+                    self.count["offsets refused"] += 1
+                    break
+                else:
+                    break
+        if step.pause:
+            await asyncio.sleep(step.pause)
+
+    async def _call(self, work: Coroutine[Any, Any, None], which: str, step: Step) -> None:
+        """Waits for it in a task of its own, which is cancelled if that is what is planned."""
+        task = self._start(work, f"{which} of transaction {step.transaction}")
+        if step.cancels == which:
+            self._cancel_as_planned(task, step)
+        await asyncio.wait([task])
+        del self.tasks[task]
+        task.result()
+
+    async def _records(self, step: Step) -> None:
+        if step.how == "send_many":
+            await self._send_many(step)
+            return
+        together = step.how == "together"
+        single = [
+            Step(step.at, "send" if together else step.how, (record,)) for record in step.records
+        ]
+        if together:
+            await asyncio.gather(*map(self._send, single))
+        else:
+            for each in single:
+                await self._send(each)
+
+    async def _offsets(self, transaction: Transaction) -> None:
+        began = self.loop.time()
+        place = (_INPUT, transaction.planned - 1)
+        transaction.offsets_asked = True
+        try:
+            await self.producer.send_offsets({place: transaction.number}, GROUP)
+        finally:
+            self._limited("send_offsets", began)
+
+    def _timed_out(self, what: str, transaction: Transaction, error: TransactionTimeout) -> None:
+        self.count["calls of transactions timed out"] += 1
+        if self.plan.options["max_block_ms"] >= PATIENT_MS:
+            self.found("starved", f"{what} of {transaction}: {error}")
+
+    def _limited(self, what: str, began: float) -> None:
+        limit = self.plan.options["max_block_ms"] / 1000
+        self.history.calls.append(Ended(what, began, self.loop.time(), limit))
+
+    async def _ended(self, step: Step, transaction: Transaction, *, commit: bool) -> None:
+        """Asks for the end until it is known. Raises KafkaError where it never will be."""
+        which = "end"
+        for _ in range(_ASKED):
+            try:
+                await self._call(self._end(transaction, commit=commit), which, step)
+            except asyncio.CancelledError:
+                self.count["ends cancelled"] += 1
+            except TransactionTimeout as error:
+                self._timed_out("the end", transaction, error)
+                await asyncio.sleep(_PAUSE)
+            except TransactionAborted:
+                if not commit:
+                    raise
+                transaction.refused = True
+                commit = False
+            else:
+                transaction.told = "committed" if commit else "aborted"
+                self.count[f"transactions {transaction.told}"] += 1
+                return
+            which = "again"  # only the first is cancelled
+
+    async def _end(self, transaction: Transaction, *, commit: bool) -> None:
+        began = self.loop.time()
+        transaction.commit_asked |= commit
+        try:
+            if commit:
+                await self.producer.commit_transaction()
+            else:
+                await self.producer.abort_transaction()
+        finally:
+            self._limited("the end of a transaction", began)
+
+    async def _block(self, step: Step) -> None:
+        """`async with`. What it leaves unknown is asked for again."""
+        transaction: Transaction | None = None
+        ending = False
+
+        async def block() -> None:
+            nonlocal transaction, ending
+            async with self.producer.transaction():
+                transaction = self._begun(step)
+                await self._contents(step, transaction)
+                if step.ends == "fails":
+                    raise _UserError
+                ending = True
+                transaction.commit_asked = True
+
+        try:
+            await self._call(block(), "end", step)
+        except TransactionAborted:
+            if transaction is not None:
+                transaction.refused, transaction.told = True, "aborted"
+        except (_UserError, TransactionTimeout, asyncio.CancelledError) as error:
+            if transaction is None:  # not begun, or not allowed to
+                if isinstance(error, TransactionTimeout):
+                    raise
+                return
+            self.count["blocks left"] += 1
+            if isinstance(error, _UserError) and not hasattr(error, "__notes__"):
+                transaction.told = "aborted"
+            elif self.producer._is_unfinished(transaction.number):
+                await self._ended(step, transaction, commit=ending)
+        else:
+            if transaction is not None:
+                transaction.told = "committed"
+        if transaction is not None and transaction.told:
+            self.count[f"transactions {transaction.told}"] += 1
+
     # -- what goes wrong -------------------------------------------------------------------
 
     def _trouble(self, act: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        if self.settling:
+            return  # the producer is gone
         outcome: Coroutine[Any, Any, None] | None = act(**arguments)
         if outcome is not None:
             self.troubles.append(self.loop.create_task(outcome))
@@ -667,7 +930,43 @@ class _World:
         # nothing could tell a batch that is stored from one that is not.
         if not self.producer._accumulator.incomplete:
             self.count["trouble: producers forgotten"] += 1
+            self.history.forgotten.add((topic, partition))
             self.cluster.forget_producers(topic, partition)
+
+    async def _move_coordinator(
+        self,
+        key: str,
+        kind: CoordinatorKind,
+        node: int,
+        nobody_for: float | None = None,
+        load_ms: int = 0,
+    ) -> None:
+        if nobody_for is not None:
+            self.cluster.move_coordinator(key, -1, kind)
+            await asyncio.sleep(nobody_for)
+        self.cluster.move_coordinator(key, node, kind, load_ms=load_ms)
+        self.count["trouble: coordinator moved"] += 1
+
+    async def _take_over(self) -> None:
+        for _ in range(_ASKED):
+            try:
+                self.cluster._transactions.initialize(TRANSACTIONAL_ID, 60_000, None)
+            except RequestRefused:  # what is open must be aborted first
+                await asyncio.sleep(0.001)
+            else:
+                break
+        if self.started:
+            self.history.taken_over_at = self.loop.time()
+        self.count["trouble: another producer"] += 1
+
+    def _transaction_version(self, level: int) -> None:
+        if level == 1 or self.plan.cluster.get("produce_version") is None:
+            self.cluster.set_feature("transaction.version", level)
+            self.count[f"trouble: transaction.version {level}"] += 1
+
+    def _marker_delay(self, delay_ms: int) -> None:
+        self.cluster.set_marker_delay(delay_ms)
+        self.count["trouble: other marker delay"] += 1
 
     # -- what brokers see ------------------------------------------------------------------
 
@@ -687,6 +986,9 @@ class _World:
         # What the client has given up, but arrives.
         late = self.network.made[request.connection_id - 1].client.is_closing()
         places = set()
+        # What was refused in one transaction may leave its sequences to the next.
+        transactions = self.producer._transactions
+        number = 0 if transactions is None else transactions.number
         for batch in request.batches:
             topic, index = str(batch.topic), batch.partition
             places.add((topic, index))
@@ -694,11 +996,12 @@ class _World:
                 continue
             identity = topic, index, batch.producer_id, batch.producer_epoch, batch.base_sequence
             looks = batch.size_bytes, batch.record_count
-            if not late and self.batches.setdefault(identity, looks) != looks:
+            known = self.batches.setdefault((*identity, number), looks)
+            if not late and known != looks:
                 # After a split the first part has the sequence of the whole.
-                if looks > self.batches[identity]:
+                if looks > known:
                     self.found("wire", f"{identity} was sent again with other records")
-                self.batches[identity] = looks
+                self.batches[*identity, number] = looks
             if late:
                 self.count["late batches"] += 1
                 for number in range(batch.record_count):
