@@ -1191,7 +1191,7 @@ def test_started_again_in_another_loop_after_a_failed_start() -> None:
         async with EmbeddedCluster(network=network, topics={"t": 1}) as cluster:
             host, port = cluster.bootstrap_servers.split(":")
             network.add_host("gone", host)
-            producer._connector = network
+            producer._plugins = producer._plugins._replace(connector=network)
             server = network.listen(host, 9092, asyncio.Protocol)
             server.close()
             forward = network._servers[host, int(port)]
