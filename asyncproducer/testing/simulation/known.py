@@ -35,5 +35,5 @@ KNOWN: dict[str, tuple[int, ...]] = {
     "an end that is in doubt is told as done": (59, 536, 566),
     "a coordinator that moved is not looked for": (1661, 3068, 3410),
     "what an aborted transaction has dropped leaves a gap in the sequences": (5171, 5609),
-    "partitions of an abandoned transaction are not ended": (2, 11, 14),
+    "a coordinator is never asked for the end that is told": (2, 11, 14),
 }

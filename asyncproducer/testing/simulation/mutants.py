@@ -300,7 +300,7 @@ MUTANTS = (
         ("starved",),
     ),
     Mutant(
-        "partitions of an abandoned transaction are not ended",
+        "a coordinator is never asked for the end that is told",
         "core.transactions:TransactionManager.next_request",
         "if not self._started:",
         "if True:",
