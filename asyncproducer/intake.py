@@ -94,10 +94,6 @@ _BYTES_PER_ROW = 60
 #: How many rows go in at most before the budget of the turn is looked at.
 _ROWS_AT_ONCE = 500
 
-#: How many partitions must have a batch to send before a request leaves within a turn of the
-#: loop: fewer would make many small requests under load, more would leave brokers idle.
-_BATCHES_PER_REQUEST = 5
-
 #: What concerns one record only, and is known before it is buffered.
 REFUSALS = (RecordError, MetadataNotReady, BufferFull, AuthorizationError)
 
@@ -783,11 +779,10 @@ class Intake:
         if accumulator.fresh and not self._settling:
             self._settling = True
             self._loop.call_soon(self._settle)
-        for node, line in accumulator.ready.items():
-            # The connection has nothing to do, or there is enough for a request of decent
-            # size: it leaves now, and the brokers work while the loop has not turned yet.
-            enough = len(line) >= _BATCHES_PER_REQUEST and self._cluster.has_room(node)
-            if enough or self._cluster.is_idle(node):
+        for node in accumulator.ready:
+            # The connection has nothing to do: it leaves now, and the broker works while the loop
+            # has not turned yet.
+            if self._cluster.is_idle(node):
                 # What fails there is not the caller's concern: the record is buffered.
                 self._scheduler.try_step(self.loop_time())
                 return

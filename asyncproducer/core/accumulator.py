@@ -236,6 +236,8 @@ class Accumulator:
         self.flushing = 0
         self.closed = False
         self._rushing = False
+        #: When the first of those must leave after all that wait for a busy node.
+        self._growing_until = _NEVER
         self._returned = 0
         #: Set when a queue became ready or a batch began; the shell clears it.
         self.news = False
@@ -763,8 +765,32 @@ class Accumulator:
                 queue.timer = _NEVER
                 self._touch(queue, now)
 
+    def may_grow(self, node: int, now: float) -> bool:
+        """Whether what is ready for a busy node may wait and grow: until its linger time is over.
+
+        `next_deadline` tells when that is.
+        """
+        line = self.ready.get(node)
+        if line is None or self.flushing or self.closed:
+            return False
+        queue = next(iter(line))
+        head = queue.batches[0] if queue.batches else None
+        if head is None or not head.is_open:
+            return False
+        due = head.created_at + self._linger
+        if due <= now:
+            return False
+        if due < self._growing_until:
+            self._growing_until = due
+        return True
+
     def next_deadline(self) -> float:
         """When something must be done if nothing happens before; infinity for never."""
+        growing_until, self._growing_until = self._growing_until, _NEVER
+        deadline = self._next_deadline()
+        return growing_until if growing_until < deadline else deadline
+
+    def _next_deadline(self) -> float:
         timers = self._timers
         while timers and timers[0][2].timer != timers[0][0]:
             heapq.heappop(timers)

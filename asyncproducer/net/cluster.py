@@ -254,12 +254,6 @@ class Cluster:
             and connection.can_send(self._loop.time())
         )
 
-    def has_room(self, node_id: int) -> bool:
-        """Whether the broker's connection takes a request now."""
-        link = self._links.get(node_id)
-        connection = None if link is None or link.claims else link.connection
-        return connection is not None and connection.can_send(self._loop.time())
-
     def highest_version(self, node_id: int, api_key: wire.ApiKey) -> int | None:
         """The newest version of a request that the broker speaks; None while nobody is connected
         to it, -1 for none."""

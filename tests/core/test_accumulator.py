@@ -1024,6 +1024,53 @@ def test_a_full_batch_may_leave_and_grows_on_until_it_does() -> None:
     assert rig.taken() == 0
 
 
+def test_what_is_ready_for_a_busy_node_may_grow_until_its_linger_time_is_over() -> None:
+    rig = growing(linger=0.5)
+    assert not rig.accumulator.may_grow(1, rig.now), "there is nothing"
+    rig.append(bytes(900))
+    rig.now += 0.25
+    rig.append(bytes(900))
+    assert rig.ready() == {1}
+    assert rig.accumulator.may_grow(1, rig.now)
+    assert not rig.accumulator.may_grow(2, rig.now)
+    assert rig.accumulator.next_deadline() == 1000.5
+    rig.append(bytes(900))
+    rig.now = 1000.5
+    assert not rig.accumulator.may_grow(1, rig.now)
+    assert rig.drain_one().count == 3
+
+
+def test_what_is_as_large_as_it_may_be_does_not_wait_to_grow() -> None:
+    rig = growing(most=5000, linger=0.5)
+    for _ in range(5):
+        rig.append(bytes(900))
+    rig.now = 1000.25
+    for _ in range(3):
+        rig.append(bytes(900))
+    assert len(rig.queue().batches) == 2
+    assert not rig.accumulator.may_grow(1, rig.now)
+    rig.acknowledge(rig.drain_one())
+    rig.now = 1000.5
+    assert rig.ready() == {1}
+    assert rig.accumulator.next_deadline() == 1120.25
+    assert rig.accumulator.may_grow(1, rig.now)
+    assert rig.accumulator.next_deadline() == 1000.75
+    assert rig.accumulator.next_deadline() == 1120.25, "who steps asks again, or it has left"
+
+
+@pytest.mark.parametrize("why", ["flush", "close"])
+def test_nothing_waits_to_grow_where_somebody_waits_for_the_end(why: str) -> None:
+    rig = growing(linger=0.5)
+    rig.append(bytes(900))
+    rig.append(bytes(900))
+    assert rig.ready() == {1}
+    if why == "flush":
+        rig.accumulator.begin_flush(Fence(lambda: None), rig.now)
+    else:
+        rig.accumulator.close(rig.now)
+    assert not rig.accumulator.may_grow(1, rig.now)
+
+
 def test_what_comes_after_it_left_begins_another() -> None:
     rig = growing()
     for _ in range(3):

@@ -122,6 +122,34 @@ async def test_acks_0_ends_with_the_writing(cluster: EmbeddedCluster, new_produc
     assert stored(cluster) == [0, 2]
 
 
+async def test_while_a_broker_has_a_request_full_batches_grow_until_they_have_lingered(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(batch_size=150, linger_ms=50) as producer:
+        await producer.send("t", payload(0))
+        held = cluster.inject("produce", hold=True)
+
+        async def fill(*numbers: int) -> None:
+            for number in numbers:
+                producer.send_nowait("t", payload(number))
+            await asyncio.sleep(0.001)
+
+        await fill(1, 2)
+        assert producer.metrics()["requests_in_flight"] == 1
+        await fill(3, 4)
+        await fill(5, 6)
+        assert producer.metrics()["requests_in_flight"] == 1, "all of them can grow"
+        await asyncio.sleep(0.05)
+        assert producer.metrics()["requests_in_flight"] == 2, "their time was over"
+        await fill(7, 8)
+        await fill(9, 10)
+        held.release()
+        await fill(11)
+        assert producer.metrics()["requests_in_flight"] < 2, "answers came"
+        await producer.flush()
+    assert [batch.record_count for batch in batches(cluster)] == [1, 2, 4, 5]
+
+
 async def test_one_request_has_one_batch_of_each_partition(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
