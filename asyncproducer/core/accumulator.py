@@ -786,15 +786,13 @@ class Accumulator:
 
     def next_deadline(self) -> float:
         """When something must be done if nothing happens before; infinity for never."""
-        growing_until, self._growing_until = self._growing_until, _NEVER
-        deadline = self._next_deadline()
-        return growing_until if growing_until < deadline else deadline
-
-    def _next_deadline(self) -> float:
         timers = self._timers
         while timers and timers[0][2].timer != timers[0][0]:
             heapq.heappop(timers)
         deadline = timers[0][0] if timers else _NEVER
+        growing_until, self._growing_until = self._growing_until, _NEVER
+        if growing_until < deadline:
+            deadline = growing_until
         for batch in self.incomplete:
             expiry = batch.created_at + self._delivery_timeout
             return expiry if expiry < deadline else deadline
