@@ -866,8 +866,10 @@ class TransactionManager:
 
     def _ended(self, operation: Operation | None) -> None:
         """The transaction is committed or aborted, or nobody had heard of it."""
-        version_two = self._ask_version()
-        # Nothing late may get from the old protocol into the new one.
+        # Nothing late may get from the old protocol into the new one: not the markers of this
+        # transaction into the next one either, which are written after the answer. Where no new
+        # epoch keeps them apart it stays with the old one.
+        version_two = self._ask_version() and (self.version_two or self.can_bump)
         upgrade = version_two and not self.version_two
         bump = self._needs_bump or upgrade or self.sequences.damaged
         self.version_two = version_two

@@ -495,6 +495,17 @@ def test_the_version_changes_only_between_two_transactions() -> None:
     assert not world.manager.sequences.may_drain(where, batch())
 
 
+def test_the_version_stays_where_no_new_epoch_can_part_two_transactions() -> None:
+    """Else the markers of this one, written later, would commit records of the next one."""
+    world = World(False, can_bump=False).begun()
+    world.version_two = True
+    world.joins()
+    operation = world.manager.commit()
+    assert world.run() == [Kind.END]
+    world.ended(operation)
+    assert not world.manager.version_two
+
+
 def test_a_producer_id_that_the_end_brings_is_taken_over() -> None:
     """TX-42: at the last epoch there is another id, whose epoch is 0."""
     world = World(True).begun().joins()
