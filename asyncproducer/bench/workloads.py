@@ -47,6 +47,8 @@ _KIB = 1024
 #: So many distinct values, or as many as fit in some megabytes, are sent in turn.
 _VALUES = 1000
 _VALUE_BYTES = 8 * _KIB * _KIB
+#: Java's batch.size.
+_BATCH_BYTES = 16 * _KIB
 
 _TEXT = (
     "account amount basket cancelled carrier change checkout city clicked country coupon created "
@@ -78,6 +80,8 @@ class Case:
     seconds: float = 10.0
     rtt_ms: float = 0.0
     codec: str = "none"
+    #: The codec's level; None: its default.
+    level: int | None = None
     idempotent: bool = True
     headers: int = 0
     #: So many records each are a transaction; 0: there are none. Of floods and lists.
@@ -146,6 +150,30 @@ def _concurrency() -> tuple[Case, ...]:
         for load, what in loads
         for tasks in counts
         if not (tasks == 1 and load == "burst")
+    )
+
+
+def _codecs() -> tuple[Case, ...]:
+    # Some seconds: of a thousand ticks, one is above the 99.9th percentile.
+    slow = {"gzip": 150_000}
+    default: tuple[tuple[str, int | None, int], ...] = tuple(
+        (codec, None, 0) for codec in ("none", "gzip", "snappy", "lz4", "zstd")
+    )
+    levels = (("gzip", 1, 0), ("gzip", 9, 0), ("lz4", 9, 0), ("zstd", 1, 0), ("zstd", 9, 0))
+    sizes = tuple((codec, None, _BATCH_BYTES) for codec in ("none", "lz4", "zstd"))
+    return tuple(
+        Case(
+            name=codec
+            + (f", level {level}" if level is not None else "")
+            + (f", {batch_bytes // _KIB} KiB batches" if batch_bytes else ""),
+            codec=codec,
+            level=level,
+            batch_bytes=batch_bytes,
+            size=1_000,
+            records=slow.get(codec, 500_000),
+            ticker=True,
+        )
+        for codec, level, batch_bytes in (*default, *levels, *sizes)
     )
 
 
@@ -220,21 +248,13 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             id="W6",
-            title="Codecs at their default levels, 1 kB, flat out",
+            title="Codecs, levels and batch sizes, 1 kB, flat out",
             guards="the loop stays free while batches are compressed",
-            cases=tuple(
-                # Some seconds: of a thousand ticks, one is above the 99.9th percentile.
-                Case(name=codec, codec=codec, size=1_000, records=records, ticker=True)
-                for codec, records in (
-                    ("none", 500_000),
-                    ("gzip", 150_000),
-                    ("snappy", 500_000),
-                    ("lz4", 500_000),
-                    ("zstd", 500_000),
-                )
-            ),
+            cases=_codecs(),
             peers=_FLAT_OUT,
-            remark="Stalls are those of a loop on which one task enqueues without a pause.",
+            remark="Stalls are those of a loop on which one task enqueues without a pause. Who has "
+            "no option for the level is left out there. A batch of a given size is the largest of "
+            "each peer; without, each one's default.",
         ),
         Workload(
             id="W7",
@@ -243,7 +263,9 @@ WORKLOADS: dict[str, Workload] = {
             cases=(
                 Case(name="idempotent"),
                 Case(name="not idempotent", idempotent=False),
+                Case(name="100 records a transaction", transaction=100, records=100_000),
                 Case(name="1,000 records a transaction", transaction=1_000),
+                Case(name="10,000 records a transaction", transaction=10_000),
                 Case(name="1,000 records a transaction, lists", transaction=1_000, load="lists"),
             ),
             peers=_FLAT_OUT,

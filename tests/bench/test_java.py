@@ -33,7 +33,7 @@ def test_output_without_a_summary_is_shown() -> None:
 
 
 def test_java_gets_the_settings_of_all_others() -> None:
-    case = Case(name="x", records=100, codec="lz4", idempotent=False, batch_bytes=1000)
+    case = Case(name="x", records=100, codec="lz4", level=9, idempotent=False, batch_bytes=1000)
     job = Job("java", "host:1", ("topic",), case)
     arguments = command(job, Path("values"), 100, 10)
     assert arguments[: arguments.index("--command-property")] == [
@@ -45,5 +45,6 @@ def test_java_gets_the_settings_of_all_others() -> None:
         "linger.ms=5",
         "enable.idempotence=false",
         "compression.type=lz4",
+        "compression.lz4.level=9",
         "batch.size=1000",
     }

@@ -108,6 +108,8 @@ class PeerKind:
     whole: bool = False
     uvloop: bool = False
     transactional: bool = False
+    #: Whether it has an option for the codec's level.
+    levels: bool = False
     most_tasks: int = 1_000_000
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -116,6 +118,8 @@ class PeerKind:
         if self.whole and not case.plain:
             return False
         if case.transaction and not self.transactional:
+            return False
+        if case.level is not None and not self.levels:
             return False
         if self.module == "replay" and (case.codec != "none" or case.tasks > 1):
             return False
@@ -127,14 +131,19 @@ _COMPILED = {"ASYNCPRODUCER_IMPL": "compiled"}
 
 PEERS: dict[str, PeerKind] = {
     "asyncproducer": PeerKind(
-        "peers.ours", "Ours", _OURS, transactional=True, environment=_COMPILED
+        "peers.ours", "Ours", _OURS, transactional=True, levels=True, environment=_COMPILED
     ),
     "asyncproducer-uvloop": PeerKind(
-        "peers.ours", "Ours", _OURS, transactional=True, uvloop=True, environment=_COMPILED
+        *("peers.ours", "Ours", _OURS),
+        transactional=True,
+        levels=True,
+        uvloop=True,
+        environment=_COMPILED,
     ),
     "asyncproducer-python": PeerKind(
         *("peers.ours", "Ours", _OURS),
         transactional=True,
+        levels=True,
         environment={"ASYNCPRODUCER_IMPL": "python"},
     ),
     "aiokafka": PeerKind(
@@ -146,10 +155,12 @@ PEERS: dict[str, PeerKind] = {
         most_tasks=8_000,
         uvloop=True,
     ),
-    "confluent": PeerKind("peers.confluent", "Confluent", _BLOCKING, transactional=True),
-    "confluent-aio": PeerKind("peers.confluent", "ConfluentAio", _SENDING),
+    "confluent": PeerKind(
+        "peers.confluent", "Confluent", _BLOCKING, transactional=True, levels=True
+    ),
+    "confluent-aio": PeerKind("peers.confluent", "ConfluentAio", _SENDING, levels=True),
     "kafka-python": PeerKind("peers.kafka_python", "KafkaPython", _BLOCKING),
-    "java": PeerKind("peers.java", "measure", ("flood",), whole=True),
+    "java": PeerKind("peers.java", "measure", ("flood",), whole=True, levels=True),
     "wire-replay": PeerKind("replay", "measure", ("flood", "loop"), whole=True),
 }
 assert tuple(PEERS) == ALL

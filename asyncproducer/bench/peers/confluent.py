@@ -36,6 +36,8 @@ def _configuration(job: Job) -> dict[str, Any]:
         "linger.ms": LINGER_MS,
         "compression.type": case.codec,
     }
+    if case.level is not None:
+        options["compression.level"] = case.level
     if case.batch_bytes:
         options["batch.size"] = case.batch_bytes
     if case.transaction:

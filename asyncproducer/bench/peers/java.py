@@ -58,6 +58,8 @@ def command(job: Job, payload_file: Path, records: int, warm_up: int) -> list[st
         "enable.idempotence": str(case.idempotent).lower(),
         "compression.type": case.codec,
     }
+    if case.level is not None:
+        properties[f"compression.{case.codec}.level"] = case.level
     if case.batch_bytes:
         properties["batch.size"] = case.batch_bytes
     return [

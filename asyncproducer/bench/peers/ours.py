@@ -28,6 +28,7 @@ class Ours:
         options: Options = {
             "linger_ms": LINGER_MS,
             "compression_type": case.codec,
+            "compression_level": case.level,
             "enable_idempotence": case.idempotent,
         }
         if case.batch_bytes:
