@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import random
@@ -15,6 +16,7 @@ import pytest
 from asyncproducer._implementation import IMPLEMENTATION
 from asyncproducer.errors import ErrorCode
 from asyncproducer.testing.batches import StoredRecord
+from asyncproducer.testing.clock import DeadlockError
 from asyncproducer.testing.simulation import Plan, check, make_plan, run, shrink, world
 from asyncproducer.testing.simulation.__main__ import main
 from asyncproducer.testing.simulation.known import KNOWN
@@ -624,6 +626,32 @@ def test_a_loop_that_turns_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) ->
     with planted(busy):
         rules = {violation.rule for violation in run(small_plan()).violations}
     assert "hang" in rules
+
+
+async def sleep_often(seconds: float) -> None:
+    for _ in range(1000):
+        await asyncio.sleep(seconds)
+
+
+@pytest.mark.parametrize("seconds", [0, 1e-6])
+def test_a_loop_whose_time_hardly_moves_is_ended(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "_MOST_TURNS", 500)
+    with (
+        asyncio.Runner(loop_factory=world._Loop) as runner,
+        pytest.raises(DeadlockError, match="has turned"),
+    ):
+        runner.run(sleep_often(seconds))
+
+
+def test_a_loop_that_turns_often_because_it_lives_long_is_not_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seed 36,040,643: for a minute somebody waits while metadata is fetched every 6 ms."""
+    monkeypatch.setattr(world, "_MOST_TURNS", 500)
+    with asyncio.Runner(loop_factory=world._Loop) as runner:
+        runner.run(sleep_often(0.001))
 
 
 @only_python

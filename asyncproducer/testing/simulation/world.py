@@ -59,9 +59,11 @@ from asyncproducer.testing.state import CoordinatorKind, RequestRefused
 __all__ = ["Result", "run"]
 
 #: Virtual seconds after which something must be wrong that keeps the loop busy for ever.
-_LIMIT = 100_000.0
-#: And turns of the loop: most histories need less than a thousand.
-_MOST_TURNS = 300_000
+_LIMIT = 1000.0
+#: And turns of the loop, of which most histories need less than a thousand: so many, and so
+#: many more for each virtual second. Metadata that is fetched every few ms, seven bytes a turn,
+#: takes thousands a second, for as long as somebody waits for a partition that is not there.
+_MOST_TURNS, _TURNS_A_SECOND = 300_000, 10_000
 #: The brokers' clock at the start, ms since 1970: records have timestamps near it.
 _EPOCH_MS = 1_700_000_000_000
 #: A peaceful close may take so long to write what a connection has accepted (CLOSE_GRACE).
@@ -171,8 +173,10 @@ class _Loop(VirtualTimeLoop):
 
     def _run_once(self) -> None:
         self._turns += 1
-        if self._turns % _MOST_TURNS == 0:
-            raise DeadlockError(self._report(f"the loop has turned {self._turns} times"))
+        if self._turns >= _MOST_TURNS + _TURNS_A_SECOND * self.time():
+            what = self._report(f"the loop has turned {self._turns} times")
+            self._turns = 0  # the end of its tasks takes some, too
+            raise DeadlockError(what)
         super()._run_once()  # type: ignore[misc]  # asyncio's own, in no stub
 
 
