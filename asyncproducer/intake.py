@@ -487,11 +487,7 @@ class Intake:
     def close(self, error: BaseException) -> None:
         """Refuse those who wait for metadata. The pool refuses those who wait for memory."""
         self.shut()
-        lines = [*self._lines.values(), *self._absent.values()]
-        self._lines, self._absent = {}, {}
-        for line in lines:
-            for pending in line:
-                pending.fail(again(error))
+        self._refuse_lines(error)
 
     def refuse_waiting(self, error: BaseException) -> None:
         """Refuse those who wait now, for metadata or for memory."""
@@ -499,6 +495,9 @@ class Intake:
             if isinstance(ticket, Pending):
                 ticket.fail(again(error))
         self._pool.serve()  # they claim nothing, and go
+        self._refuse_lines(error)
+
+    def _refuse_lines(self, error: BaseException) -> None:
         lines = [*self._lines.values(), *self._absent.values()]
         self._lines, self._absent = {}, {}
         for line in lines:

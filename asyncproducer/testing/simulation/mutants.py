@@ -225,8 +225,8 @@ MUTANTS = (
     Mutant(
         "a closed producer lets who waits for metadata wait on",
         "intake:Intake.close",
-        "for pending in line:",
-        "for pending in ():",
+        "self._refuse_lines(error)",
+        "pass",
         ("stuck", "pending"),
     ),
     Mutant(
