@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, cast
@@ -20,6 +21,7 @@ import confluent_kafka
 import pytest
 
 from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable
+from asyncproducer.testing.raw_client import RawClient
 
 
 class FreshTopic(Protocol):
@@ -94,6 +96,29 @@ def fresh_topic(request: pytest.FixtureRequest) -> FreshTopic:
         return name
 
     return make
+
+
+#: Asks a broker which id a topic has now; None: there is no such topic.
+TopicId: TypeAlias = Callable[[KafkaCluster, str], Awaitable[uuid.UUID | None]]
+
+
+async def _topic_id(cluster: KafkaCluster, topic: str) -> uuid.UUID | None:
+    async with await RawClient.connect(cluster.bootstrap_servers.split(",")[0]) as client:
+        response = await client.request(
+            "metadata",
+            12,
+            topics=[{"name": topic, "topic_id": None}],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+        )
+    found: uuid.UUID | None = response.topics[0].topic_id
+    return found
+
+
+@pytest.fixture
+def topic_id() -> TopicId:
+    """Another id under the same name: the topic was deleted, and made again."""
+    return _topic_id
 
 
 # -- readers

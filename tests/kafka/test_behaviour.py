@@ -72,7 +72,7 @@ from asyncproducer.testing.kafka_nodes import free_ports
 from asyncproducer.testing.raw_client import RawClient
 
 if TYPE_CHECKING:
-    from tests.kafka.conftest import FreshTopic, Log, Reader
+    from tests.kafka.conftest import FreshTopic, Log, Reader, TopicId
 
 BytesProducer = Producer[Any, Any]
 
@@ -180,7 +180,7 @@ async def test_a_name_that_no_broker_takes_is_refused(kafka: KafkaCluster) -> No
 
 
 async def test_a_topic_that_is_deleted_while_sending(
-    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+    kafka: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader, topic_id: TopicId
 ) -> None:
     """IT-11: it comes back, since brokers create topics; every record has its end."""
     topic = fresh_topic(2)
@@ -216,18 +216,6 @@ async def test_a_topic_that_is_deleted_while_sending(
     assert [offsets[n] for n in found if offsets[n] is not None] == [
         record.offset for record in log[0] if offsets[int(record.value or b"")] is not None
     ]
-
-
-async def topic_id(kafka: KafkaCluster, topic: str) -> Any:
-    async with await RawClient.connect(kafka.bootstrap_servers.split(",")[0]) as client:
-        response = await client.request(
-            "metadata",
-            12,
-            topics=[{"name": topic, "topic_id": None}],
-            allow_auto_topic_creation=False,
-            include_topic_authorized_operations=False,
-        )
-    return response.topics[0].topic_id
 
 
 # -- timestamps
@@ -391,7 +379,9 @@ def at_once(call: Coroutine[Any, Any, Any]) -> None:
         pytest.fail("it waits")
 
 
-async def test_with_max_block_0_nobody_waits(kafka: KafkaCluster, fresh_topic: FreshTopic) -> None:
+async def test_with_max_block_0_nobody_waits(
+    kafka: KafkaCluster, fresh_topic: FreshTopic, topic_id: TopicId
+) -> None:
     """IT-06: the first send fails but asks for the topic; later ones succeed, given room."""
     topic = fresh_topic()
     async with BytesProducer(

@@ -11,10 +11,9 @@ import pytest
 from asyncproducer import Producer
 from asyncproducer.testing.kafka import KafkaCluster
 from asyncproducer.testing.proxy import FaultProxy, ProxyFault
-from asyncproducer.testing.raw_client import RawClient
 
 if TYPE_CHECKING:
-    from tests.kafka.conftest import FreshTopic, Reader
+    from tests.kafka.conftest import FreshTopic, Reader, TopicId
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -85,7 +84,7 @@ async def test_a_broker_that_is_a_black_hole_does_not_hold_up_the_other_two(
 
 
 async def test_a_topic_that_is_deleted_and_made_again_is_written_from_its_start(
-    kafka3: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader
+    kafka3: KafkaCluster, fresh_topic: FreshTopic, read_log: Reader, topic_id: TopicId
 ) -> None:
     """Nothing is sent meanwhile: brokers would create it by themselves."""
     topic = fresh_topic(3, cluster=kafka3)
@@ -103,15 +102,3 @@ async def test_a_topic_that_is_deleted_and_made_again_is_written_from_its_start(
         assert p.metrics()["record_error_total"] == 0
     log = await read_log(kafka3, topic)
     assert [r.value for r in log[0]] == [b"new 0", b"new 3", b"new 6"]
-
-
-async def topic_id(kafka: KafkaCluster, topic: str) -> Any:
-    async with await RawClient.connect(kafka.bootstrap_servers.split(",")[0]) as client:
-        response = await client.request(
-            "metadata",
-            12,
-            topics=[{"name": topic, "topic_id": None}],
-            allow_auto_topic_creation=False,
-            include_topic_authorized_operations=False,
-        )
-    return response.topics[0].topic_id
