@@ -361,25 +361,35 @@ class PlanMaker:
         return "fault", fault
 
     def produce_fault(self, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        effect = self.broken_answer(options, delay=0.003, throttles=(5, 80), lengths=(0, 3, 10, 30))
+        return "fault", {"api": "produce", "times": self.times(), **self.place(), **effect}
+
+    def broken_answer(
+        self,
+        options: Mapping[str, Any],
+        *,
+        delay: float,
+        throttles: tuple[int, ...],
+        lengths: tuple[int, ...],
+    ) -> dict[str, Any]:
+        """It is late or damaged, or there is none. `lengths`: what may be left of it."""
         rng = self.rng
         request_timeout = options["request_timeout_ms"] / 1000
-        effect: dict[str, Any] = rng.choice(
+        return rng.choice(
             (
                 {"drop": "before"},
                 {"drop": "after"},
                 {"drop": "after"},
-                {"delay": 0.003},
+                {"delay": delay},
                 {"delay": request_timeout * 0.9},
                 {"delay": request_timeout * 1.1},
                 {"no_answer": True},
                 {"no_answer": True, "after_append": True},
-                {"throttle_ms": 5},
-                {"throttle_ms": 80},
-                {"truncate": rng.choice((0, 3, 10, 30))},
+                *({"throttle_ms": throttle} for throttle in throttles),
+                {"truncate": rng.choice(lengths)},
                 {"corrupt": rng.choice(("correlation_id", "garbage", "size"))},
             )
         )
-        return "fault", {"api": "produce", "times": self.times(), **self.place(), **effect}
 
     def late_answer(self, options: Mapping[str, Any]) -> list[Trouble]:
         """Repeated once, then stored and answered, perhaps after the delivery timeout."""

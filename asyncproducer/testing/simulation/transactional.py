@@ -178,28 +178,13 @@ class TransactionalPlanMaker(PlanMaker):
         rng = self.rng
         api = rng.choice(sorted(_ERRORS))
         fault: dict[str, Any] = {"api": api, "times": self.times()}
-        request_timeout = options["request_timeout_ms"] / 1000
         which = rng.random()
         if which < 0.35:
             fault["error"] = rng.choice(_ERRORS[api])
         elif which < 0.5 and api not in ("find_coordinator", "init_producer_id"):
             fault.update(error=rng.choice(_DONE), after_append=True)
         else:
-            fault |= rng.choice(
-                (
-                    {"drop": "before"},
-                    {"drop": "after"},
-                    {"drop": "after"},
-                    {"delay": 0.02},
-                    {"delay": request_timeout * 0.9},
-                    {"delay": request_timeout * 1.1},
-                    {"no_answer": True},
-                    {"no_answer": True, "after_append": True},
-                    {"throttle_ms": 30},
-                    {"truncate": rng.choice((0, 6, 12))},
-                    {"corrupt": rng.choice(("correlation_id", "garbage", "size"))},
-                )
-            )
+            fault |= self.broken_answer(options, delay=0.02, throttles=(30,), lengths=(0, 6, 12))
         return "fault", fault
 
     def coordinator_moves(self, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
