@@ -24,6 +24,14 @@ T0 = 1_700_000_000_000
 TRANSACTIONAL = 0x10
 OK = ErrorCode.NONE
 
+COORDINATOR_APIS = (
+    "init_producer_id",
+    "add_partitions_to_txn",
+    "add_offsets_to_txn",
+    "txn_offset_commit",
+    "end_txn",
+)
+
 Pid = tuple[int, int]
 
 
@@ -446,13 +454,7 @@ async def test_all_offsets_of_a_group_are_fetched(s: Session) -> None:
 
 async def test_a_refused_request_has_no_effect(cluster: EmbeddedCluster, s: Session) -> None:
     error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    for api in (
-        "init_producer_id",
-        "add_partitions_to_txn",
-        "add_offsets_to_txn",
-        "txn_offset_commit",
-        "end_txn",
-    ):
+    for api in COORDINATOR_APIS:
         cluster.inject(api, error=error)
     assert (await s.init()).error_code == error
     with pytest.raises(ValueError, match="nobody has used"):
@@ -469,13 +471,7 @@ async def test_a_refused_request_has_no_effect(cluster: EmbeddedCluster, s: Sess
 
 async def test_an_error_may_come_after_the_effect(cluster: EmbeddedCluster, s: Session) -> None:
     error = ErrorCode.REQUEST_TIMED_OUT
-    for api in (
-        "init_producer_id",
-        "add_partitions_to_txn",
-        "add_offsets_to_txn",
-        "txn_offset_commit",
-        "end_txn",
-    ):
+    for api in COORDINATOR_APIS:
         cluster.inject(api, error=error, after_append=True)
     assert (await s.init()).error_code == error
     assert cluster.transaction("tx").producer_epoch == 0
