@@ -14,7 +14,17 @@ from typing import Any, Protocol, TypeAlias
 
 from asyncproducer.bench.workloads import ALL, Case, Load
 
-__all__ = ["PEERS", "Job", "Peer", "PeerKind", "Result", "Send", "environment", "load_peer"]
+__all__ = [
+    "PEERS",
+    "Job",
+    "Peer",
+    "PeerKind",
+    "Plain",
+    "Result",
+    "Send",
+    "environment",
+    "load_peer",
+]
 
 #: What a measurement found: numbers by metric, and "version".
 Result: TypeAlias = dict[str, Any]
@@ -89,6 +99,22 @@ class Peer(Protocol):
     def statistics(self) -> Result:
         """What it tells of its batches, under the names of the results."""
         ...
+
+
+class Plain:
+    """What a peer inherits that has neither lists nor transactions here."""
+
+    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
+        """It has none."""
+        return None
+
+    async def begin(self) -> None:
+        """See Peer."""
+        raise NotImplementedError
+
+    async def commit(self) -> None:
+        """See Peer."""
+        raise NotImplementedError
 
 
 _FUTURES: tuple[Load, ...] = ("flood", "burst", "loop", "rate", "exhaust", "rows", "lists")

@@ -10,7 +10,7 @@ from typing import Any
 
 import confluent_kafka
 
-from asyncproducer.bench.peers import Job, Result, Send
+from asyncproducer.bench.peers import Job, Plain, Result, Send
 from asyncproducer.bench.workloads import LINGER_MS
 from asyncproducer.serializers import json_serializer
 
@@ -143,7 +143,7 @@ class Confluent:
         return {}
 
 
-class ConfluentAio:
+class ConfluentAio(Plain):
     """confluent_kafka.aio.AIOProducer, with its defaults for batching and its thread pool."""
 
     version = _VERSION
@@ -190,18 +190,6 @@ class ConfluentAio:
         return enqueue
 
     def serve(self, seconds: float) -> None:
-        """See Peer."""
-        raise NotImplementedError
-
-    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
-        """It has none."""
-        return None
-
-    async def begin(self) -> None:
-        """See Peer."""
-        raise NotImplementedError
-
-    async def commit(self) -> None:
         """See Peer."""
         raise NotImplementedError
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import kafka
 
-from asyncproducer.bench.peers import Job, Result, Send
+from asyncproducer.bench.peers import Job, Plain, Result, Send
 from asyncproducer.bench.workloads import LINGER_MS
 from asyncproducer.serializers import json_serializer
 
 __all__ = ["KafkaPython"]
 
 
-class KafkaPython:
+class KafkaPython(Plain):
     """KafkaProducer, which sends from a thread of its own."""
 
     version = str(kafka.__version__)
@@ -62,18 +62,6 @@ class KafkaPython:
     def serve(self, seconds: float) -> None:
         """See Peer."""
         time.sleep(seconds)
-
-    def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
-        """It has none."""
-        return None
-
-    async def begin(self) -> None:
-        """See Peer."""
-        raise NotImplementedError
-
-    async def commit(self) -> None:
-        """See Peer."""
-        raise NotImplementedError
 
     async def flush(self) -> None:
         """See Peer."""
