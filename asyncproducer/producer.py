@@ -363,7 +363,7 @@ class Producer(Front, Generic[K, V]):
 
         Raises ConnectionFailed, AuthenticationError, UnsupportedVersionError; ProducerClosed
         after close(); IllegalStateError while another task is starting it. With a
-        `transactional_id` also TransactionTimeout, AuthorizationError, BrokerError.
+        `transactional_id` also TransactionTimeout, AuthorizationError, ProducerFenced, BrokerError.
         """
         if self._state is State.RUNNING:
             self._check_usable()
@@ -929,7 +929,8 @@ class Producer(Front, Generic[K, V]):
         """Open a transaction: what is sent from now on belongs to it. Never waits.
 
         Raises IllegalStateError (one is open, or the end of the last one is not known),
-        ProducerFenced, ProducerStateError.
+        ProducerStateError. After a fatal error that very error: ProducerFenced,
+        AuthorizationError, BrokerError or another KafkaError.
         """
         await self._begin()
 
@@ -946,7 +947,8 @@ class Producer(Front, Generic[K, V]):
         known, no other call of a transaction is allowed, but `close()` is.
 
         Raises TransactionAborted (some record failed: `abort_transaction()` is what is left),
-        TransactionTimeout, ProducerFenced, IllegalStateError, ProducerStateError.
+        TransactionTimeout, IllegalStateError, ProducerStateError. A fatal error, also one that
+        comes meanwhile: see `begin_transaction`.
         """
         await self._transactional().commit()
 
@@ -956,7 +958,8 @@ class Producer(Front, Generic[K, V]):
         Waits at most `max_block_ms` for what is on its way, and for the coordinator. Afterwards
         another one can begin. When the time is over, or cancelled: as `commit_transaction`.
 
-        Raises TransactionTimeout, ProducerFenced, IllegalStateError, ProducerStateError.
+        Raises TransactionTimeout, IllegalStateError, ProducerStateError. A fatal error, also one
+        that comes meanwhile: see `begin_transaction`.
         """
         await self._transactional().abort()
 
@@ -979,7 +982,8 @@ class Producer(Front, Generic[K, V]):
         be aborted.
 
         Raises TypeError, ValueError, TransactionAborted (its `code` says why), TransactionTimeout,
-        ProducerFenced, IllegalStateError, ProducerStateError.
+        IllegalStateError, ProducerStateError. A fatal error, also one that comes meanwhile: see
+        `begin_transaction`.
         """
         transactions = self._transactional()
         await transactions.send_offsets(offset_map(offsets), group_metadata(group))
