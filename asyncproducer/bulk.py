@@ -173,21 +173,26 @@ class Sending:
                 await self._take(topic, rows, rows.count - 1)
         else:
             iterator = iter(records)
-            whole = type(records) in (list, tuple)
+            # These are cut, which is cheaper than to iterate over them.
+            whole: Any = records if type(records) in (list, tuple) else None
             size = _FIRST_CHUNK
+            taken = 0
             broken: Exception | None = None
             while broken is None:
                 items: list[Any] = []
                 try:
-                    items.extend(islice(iterator, size))
+                    items.extend(
+                        islice(iterator, size) if whole is None else whole[taken : taken + size]
+                    )
                 except Exception as error:
                     broken = error  # behind those that came before it
                 if not items:
                     break
                 rows = Objects(items, topic)
                 parts.append(rows)
+                taken += rows.count
                 await self._take(topic, rows, 0)
-                if whole:
+                if whole is not None:
                     size = min(4 * size, _LARGEST_OF_LIST)
                 else:
                     fitting = _CHUNK_BYTES * rows.count // max(1, rows.bytes)
