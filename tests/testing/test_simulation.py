@@ -607,6 +607,21 @@ def test_the_world_has_what_goes_wrong_with_transactions() -> None:
         assert result.counters[f"trouble: {trouble}"] == 1
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_coordinator_does_not_call_abortable_what_is_committed(lost: bool) -> None:
+    answer_lost = Trouble(0.0, "fault", {"api": "end_txn", "times": 1, "drop": "after"})
+    abortable = {"api": "end_txn", "times": 1, "error": "TRANSACTION_ABORTABLE"}
+    plan = small_plan(
+        transaction(0.1, 1, "commit"),
+        troubles=(*([answer_lost] if lost else ()), Trouble(0.05, "fault", abortable)),
+        **TRANSACTIONAL,
+    )
+    result = run(plan)
+    assert not result.violations
+    assert result.counters["transactions committed"] == lost
+    assert result.counters["transactions aborted"] == (not lost)
+
+
 def test_each_third_seed_has_transactions() -> None:
     for seed in range(12):
         steps = make_plan(seed).steps

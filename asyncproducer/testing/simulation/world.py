@@ -815,6 +815,9 @@ class _World:
         if error in ("OUT_OF_ORDER_SEQUENCE_NUMBER", "UNKNOWN_PRODUCER_ID"):
             # Of a batch that a broker has, it says neither.
             arguments["when"] = self._is_new
+        if error == "TRANSACTION_ABORTABLE" and arguments["api"] == "end_txn":
+            # Of a transaction whose commit only lost its answer, it says no such thing.
+            arguments["when"] = self._is_not_committed
         fault = self.cluster.inject(**arguments)
         self.faults.append(fault)
 
@@ -1034,6 +1037,11 @@ class _World:
                 if identity == (header.producer_id, header.producer_epoch, header.base_sequence):
                     return False
         return bool(request.batches)
+
+    def _is_not_committed(self, _: ReceivedRequest) -> bool:
+        """Whether nobody has decided yet that the transaction is committed."""
+        known = self.cluster._transactions.ids.get(TRANSACTIONAL_ID)
+        return known is None or known.state.name not in ("PREPARE_COMMIT", "COMPLETE_COMMIT")
 
     # -- what was met ----------------------------------------------------------------------
 
