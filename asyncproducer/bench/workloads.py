@@ -154,12 +154,11 @@ def _concurrency() -> tuple[Case, ...]:
 
 
 def _codecs() -> tuple[Case, ...]:
-    # Some seconds: of a thousand ticks, one is above the 99.9th percentile.
-    slow = {"gzip": 150_000}
     default: tuple[tuple[str, int | None, int], ...] = tuple(
         (codec, None, 0) for codec in ("none", "gzip", "snappy", "lz4", "zstd")
     )
-    levels = (("gzip", 1, 0), ("gzip", 9, 0), ("lz4", 9, 0), ("zstd", 1, 0), ("zstd", 9, 0))
+    # Not lz4 with 9: to Java and to us that is the fast method, to librdkafka a slow one.
+    levels = (("gzip", 1, 0), ("gzip", 9, 0), ("lz4", 3, 0), ("zstd", 1, 0), ("zstd", 9, 0))
     sizes = tuple((codec, None, _BATCH_BYTES) for codec in ("none", "lz4", "zstd"))
     return tuple(
         Case(
@@ -170,7 +169,8 @@ def _codecs() -> tuple[Case, ...]:
             level=level,
             batch_bytes=batch_bytes,
             size=1_000,
-            records=slow.get(codec, 500_000),
+            # Some seconds: of a thousand ticks, one is above the 99.9th percentile.
+            records=150_000 if codec == "gzip" or level is not None else 500_000,
             ticker=True,
         )
         for codec, level, batch_bytes in (*default, *levels, *sizes)
