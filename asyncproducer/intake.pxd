@@ -4,7 +4,7 @@ from cpython.pythread cimport PyThread_get_thread_ident as c_get_ident
 from cpython.time cimport monotonic as c_monotonic, time_ns as c_time_ns
 
 from asyncproducer.core.accumulator cimport Accumulator, TopicState
-from asyncproducer.core.batch cimport ProducerBatch
+from asyncproducer.core.batch cimport ProducerBatch, plain_headers
 from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery, Waiter
 from asyncproducer.core.partitioner cimport partition_for_key
@@ -181,7 +181,7 @@ cdef class Intake:
         object topic,
         object value,
         object key,
-        list pairs,
+        object pairs,
         object partition,
         object timestamp,
         bint wait,

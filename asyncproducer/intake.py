@@ -24,7 +24,12 @@ from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any
 
 from asyncproducer.core.answers import METADATA_TOPIC, Answer, answer_for
-from asyncproducer.core.batch import NO_HEADERS, batch_upper_bound, encode_headers
+from asyncproducer.core.batch import (
+    NO_HEADERS,
+    batch_upper_bound,
+    encode_headers,
+    plain_headers,
+)
 from asyncproducer.core.delivery import Delivery, Waiter
 from asyncproducer.core.partitioner import partition_for_key
 from asyncproducer.encoding import (
@@ -537,7 +542,12 @@ class Intake:
             self._come_in()
         if self._interceptors:
             return self._enter_observed(topic, value, key, headers, partition, timestamp, wait)
-        pairs = None if headers is None else header_list(headers)
+        if headers is None:
+            pairs: Any = None
+        else:
+            pairs = None if self._serializes else plain_headers(headers)
+            if pairs is None:
+                pairs = header_list(headers)
         if self._serializes:
             if pairs is None:
                 pairs = []
@@ -639,17 +649,20 @@ class Intake:
         topic: str,
         value: Any,
         key: Any,
-        pairs: list[Header] | None,
+        pairs: list[Header] | bytes | None,
         partition: int | None,
         timestamp: int | datetime | None,
         wait: bool,
     ) -> Delivery | Pending:
+        """`pairs`: the headers, or what they are on the wire."""
         if value is not None and type(value) is not bytes:
             value = to_bytes(topic, "value", value)
         if key is not None and type(key) is not bytes:
             key = to_bytes(topic, "key", key)
         if not pairs:
             headers = NO_HEADERS
+        elif isinstance(pairs, bytes):
+            headers = pairs
         else:
             # A serializer may have added some.
             headers = encode_headers(header_list(pairs) if self._serializes else pairs)

@@ -1,9 +1,33 @@
 # C types for batch.py, and the C functions that its compiled branch writes with.
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcpy
 
 from asyncproducer.core.delivery cimport Delivery, Outcome
+
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+
+cdef inline Py_ssize_t utf8_size(object text) except -1:
+    cdef Py_ssize_t size
+    PyUnicode_AsUTF8AndSize(text, &size)
+    return size
+
+
+cdef inline const unsigned char *utf8(object text) except NULL:
+    cdef Py_ssize_t size
+    return <const unsigned char *>PyUnicode_AsUTF8AndSize(text, &size)
+
+
+cdef inline bytes blank(Py_ssize_t size):
+    return PyBytes_FromStringAndSize(NULL, size)
+
+
+cdef inline char *octets_of(bytes data):
+    return PyBytes_AS_STRING(data)
+
 
 cdef bint COMPILED
 cdef Py_ssize_t _OVERHEAD
@@ -16,6 +40,11 @@ cdef Py_ssize_t _size_of_delta(long long delta)
 @cython.locals(zigzag=cython.ulonglong)
 cdef char *_put_varint(char *at, long long value)
 cdef char *_put_field(char *at, Py_ssize_t size, const unsigned char *field)
+cpdef object plain_headers(object headers)
+@cython.locals(
+    size=Py_ssize_t, length=Py_ssize_t, pair=tuple, encoded=bytes, at="char *"
+)
+cdef object _encode_plainly(tuple pairs)
 cpdef Py_ssize_t batch_upper_bound(object key, object value, bytes headers) except -1
 
 

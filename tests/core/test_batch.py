@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import asyncproducer.core.batch as module
 from asyncproducer.core.batch import (
     BATCH_OVERHEAD,
     NO_HEADERS,
@@ -15,11 +16,13 @@ from asyncproducer.core.batch import (
     ProducerBatch,
     batch_upper_bound,
     encode_headers,
+    plain_headers,
     read_records,
 )
 from asyncproducer.core.compression import Codec, codec
 from asyncproducer.core.delivery import PENDING, SPLIT, Delivery, Failure
 from asyncproducer.core.sequences import increment
+from asyncproducer.encoding import header_list
 from asyncproducer.errors import BrokerRejected, IllegalStateError, ProtocolError
 from asyncproducer.testing.batches import BatchError, decode_batch, read_header
 
@@ -301,6 +304,58 @@ def test_headers_keep_their_order_and_may_repeat() -> None:
     [record] = decode_batch(finish(batch))
     assert list(record.headers) == headers
     assert encode_headers([]) == NO_HEADERS
+
+
+#: Whether the module that is tested is compiled.
+COMPILED = not str(module.__file__).endswith(".py")
+
+LONG = "ä" * 5000
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        (),
+        {},
+        {"a": b"1", "b": None, "c": "text"},
+        [("a", b""), ("a", b"x" * 9000), ("ä\U0001f600", "ö"), ("", None)],
+        (("name", LONG), (LONG, LONG)),
+        [("h", b"v")] * 70,
+    ],
+)
+def test_plain_headers_are_encoded_as_all_others_are(headers: Any) -> None:
+    encoded = plain_headers(headers)
+    assert encoded == (encode_headers(header_list(headers)) if COMPILED else None)
+
+
+class Name(str):
+    """A str that might do something else."""
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "text",
+        b"bytes",
+        7,
+        iter([("a", b"1")]),
+        [["a", b"1"]],
+        [("a",)],
+        [("a", b"1", 2)],
+        ["ab"],
+        [("a", 1)],
+        [("a", bytearray(b"1"))],
+        [(1, b"1")],
+        [(Name("a"), b"1")],
+        [("a", Name("1"))],
+        [("a\udc80", b"1")],
+        [("good", b"1"), ("a", "\udc80")],
+        {1: b"1"},
+    ],
+)
+def test_headers_that_are_not_plain_go_the_long_way(headers: Any) -> None:
+    assert plain_headers(headers) is None
 
 
 # -- sizes ---------------------------------------------------------------------------------
