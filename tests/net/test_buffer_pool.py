@@ -1399,7 +1399,8 @@ async def _storm(seed: int, *, workers: int, rounds: int) -> CheckedPool:
     pool = CheckedPool(TOTAL, loop=loop)
     chance = random.Random(seed)
     outcomes: dict[str, int] = {}
-    tasks: set[asyncio.Task[None]] = set()
+    # In the order of their beginning, so that a seed always chooses the same of them.
+    tasks: dict[asyncio.Task[None], None] = {}
 
     def count(outcome: str) -> None:
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
@@ -1441,11 +1442,11 @@ async def _storm(seed: int, *, workers: int, rounds: int) -> CheckedPool:
         for _ in range(rounds):
             # Ten workers ask for about twice the pool.
             task = asyncio.create_task(use(chance.randint(1, 2 * TOTAL * 2 // workers)))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            tasks[task] = None
+            task.add_done_callback(tasks.pop)
             await pause()
             if chance.random() < 0.3:
-                victim = chance.choice(sorted(tasks, key=id)) if tasks else task
+                victim = chance.choice([*tasks]) if tasks else task
                 victim.cancel()
             if chance.random() < 0.7:
                 await asyncio.wait([task])
