@@ -79,6 +79,11 @@ def rotated(peers: Sequence[str], number: int) -> list[str]:
     return [*peers[turn:], *peers[:turn]]
 
 
+def _order(peers: Sequence[str], number: int) -> list[str]:
+    # The replay's batches are like those that ours had in the same round.
+    return sorted(rotated(peers, number), key="wire-replay".__eq__)
+
+
 def measurements(plan: Plan) -> list[Measurement]:
     """All of them, in their order. A peer that cannot do a case has none of it."""
     found: list[Measurement] = []
@@ -87,7 +92,7 @@ def measurements(plan: Plan) -> list[Measurement]:
             case = scaled(case, plan.records, size=plan.size, quick=plan.quick)
             peers = [p for p in plan.peers or workload.peers if PEERS[p].can(case)]
             for number in range(plan.rounds if peers else 0):
-                found += [Measurement(workload, case, p, number) for p in rotated(peers, number)]
+                found += [Measurement(workload, case, p, number) for p in _order(peers, number)]
     return found
 
 

@@ -177,6 +177,9 @@ def _codecs() -> tuple[Case, ...]:
     )
 
 
+#: 140 for each of 10,000 partitions.
+_W8_RECORDS = 1_400_000
+
 _W1 = tuple(
     Case(name=f"{n} partition{'s' if n > 1 else ''}", partitions=n) for n in (1, 6, 16, 100)
 )
@@ -280,7 +283,7 @@ WORKLOADS: dict[str, Workload] = {
             cases=(
                 Case(
                     name="1 topic, 6 partitions",
-                    records=300_000,
+                    records=_W8_RECORDS,
                     run_length=140,
                     batch_bytes=16_384,
                 ),
@@ -288,7 +291,7 @@ WORKLOADS: dict[str, Workload] = {
                     name="1,000 topics",
                     topics=1_000,
                     partitions=1,
-                    records=300_000,
+                    records=_W8_RECORDS,
                     run_length=140,
                     batch_bytes=16_384,
                 ),
@@ -297,7 +300,7 @@ WORKLOADS: dict[str, Workload] = {
                     # A controller makes fewer than 10,000 partitions in one request.
                     topics=10,
                     partitions=1_000,
-                    records=300_000,
+                    records=_W8_RECORDS,
                     run_length=140,
                     batch_bytes=16_384,
                 ),

@@ -210,7 +210,9 @@ def _publish(options: argparse.Namespace, documents: list[dict[str, Any]]) -> in
         drawn = [path for document in documents for path in draw(document, options.svg)]
     if options.page is not None:
         home = options.page.resolve().parent
-        plots = [path.resolve().relative_to(home).as_posix() for path in drawn]
+        # Of a workload that is in several files, the last one is drawn.
+        paths = dict.fromkeys(path.resolve() for path in drawn)
+        plots = [path.relative_to(home).as_posix() for path in paths]
         text = report.page(options.page.read_text(encoding="utf-8"), documents, plots)
         options.page.write_text(text, encoding="utf-8")
     elif not options.svg or not options.results:

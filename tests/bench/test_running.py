@@ -17,6 +17,13 @@ def test_each_peer_is_first_in_some_round() -> None:
     assert rotated(peers, 1) == ["b", "c", "a"]
 
 
+def test_the_replay_follows_ours_whose_batches_it_has() -> None:
+    plan = Plan((WORKLOADS["W1"],), ("asyncproducer", "wire-replay", "aiokafka"), rounds=3)
+    peers = [each.peer for each in measurements(plan)[:9]]
+    assert peers[2::3] == ["wire-replay"] * 3
+    assert peers[::3] == ["asyncproducer", "aiokafka", "aiokafka"]
+
+
 def test_all_rounds_of_a_case_come_before_the_next_case() -> None:
     workload = dataclasses.replace(WORKLOADS["W7"], cases=WORKLOADS["W7"].cases[:2])
     plan = Plan((workload,), peers=("asyncproducer", "aiokafka"), rounds=2, records=3000)
