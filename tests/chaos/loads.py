@@ -9,13 +9,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from asyncproducer import Producer
-from asyncproducer.errors import BufferFull, TransactionAborted, TransactionTimeout
+from asyncproducer.errors import (
+    BufferFull,
+    MetadataTimeout,
+    TransactionAborted,
+    TransactionTimeout,
+)
 from asyncproducer.testing.ledger import Ledger, Verdict
 
 __all__ = ["LOADS", "Load", "Outcome", "Promise"]
 
 #: How often a paced sender wakes, in seconds.
 TICK = 0.02
+#: How long a load may take to begin, in seconds.
+_START_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +137,14 @@ class Load:
 
     async def start(self) -> None:
         await self.producer.start()
-        await self.producer.warm_up(self.topic)
+        # Its own limits are for the faults, not for the beginning.
+        async with asyncio.timeout(_START_S):
+            while True:
+                try:
+                    await self.producer.warm_up(self.topic)
+                    break
+                except MetadataTimeout:
+                    continue
         send = self._send_transactions if self.promise.transactional else self._send
         self._task = asyncio.create_task(send(), name=f"load {self.name}")
 

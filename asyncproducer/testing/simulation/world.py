@@ -1011,8 +1011,8 @@ class _World:
                 self.batches[*identity, number] = looks
             if late:
                 self.count["late batches"] += 1
-                for number in range(batch.record_count):
-                    sequence = (batch.base_sequence + number) % 2**31
+                for index_in_batch in range(batch.record_count):
+                    sequence = (batch.base_sequence + index_in_batch) % 2**31
                     self.history.late.add((*identity[:4], sequence))
         if len(places) < len(request.batches):
             self.found("wire", "a request has two batches of one partition")
