@@ -152,10 +152,11 @@ def _judge(target: Target, data: bytes) -> tuple[str, str, str] | None:
         text = "".join(traceback.format_exception(exc))
         return "error", f"{type(exc).__name__} {where.filename}:{where.lineno}", text
     used, grown = time.process_time() - cpu, _peak_mib() - memory
-    if used > target.seconds:
-        return "slow", "slow", f"{used:.1f} s of CPU time, at most {target.seconds:g} are meant"
+    # First: what takes much memory takes time for that.
     if grown > target.memory:
         return "memory", "memory", f"{grown:.0f} MiB, at most {target.memory} are meant"
+    if used > target.seconds:
+        return "slow", "slow", f"{used:.1f} s of CPU time, at most {target.seconds:g} are meant"
     return None
 
 
