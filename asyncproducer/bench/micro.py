@@ -6,12 +6,14 @@ process executes. An operation that is not named is not even prepared.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
 from asyncproducer.core.partitioner import murmur2
@@ -22,6 +24,9 @@ from asyncproducer.core.produce import (
     decode_produce,
     encode_produce,
 )
+
+if TYPE_CHECKING:
+    from asyncproducer.producer import Producer
 
 __all__ = ["OPERATIONS", "main"]
 
@@ -97,6 +102,30 @@ def enqueue(loops: int) -> None:
 
     Ends the process: it must be the last operation.
     """
+
+    async def records(producer: Producer) -> None:
+        for _ in range(loops):
+            await producer.enqueue("topic", _VALUE)
+
+    _measured(records)
+
+
+def send_many(loops: int) -> None:
+    """A record of 100 bytes of a list, by `await producer.send_many()`, into a batch that is open.
+
+    Ends the process: it must be the last operation.
+    """
+
+    async def records(producer: Producer) -> None:
+        sending = asyncio.create_task(producer.send_many("topic", [_VALUE] * loops))
+        # What waits then waits for the acknowledgement, which never comes.
+        await asyncio.wait([sending], timeout=1.0)
+
+    _measured(records)
+
+
+def _measured(records: Callable[[Producer], Coroutine[Any, Any, None]]) -> None:
+    """Let records into a producer that sends nothing meanwhile, and end the process."""
     from asyncproducer.producer import Producer
     from asyncproducer.testing import EmbeddedCluster, MemoryNetwork, clock
 
@@ -104,7 +133,6 @@ def enqueue(loops: int) -> None:
         network = MemoryNetwork(latency=0.001)
         async with (
             EmbeddedCluster(topics={"topic": 1}, network=network) as cluster,
-            # Nothing leaves while it is measured.
             Producer(
                 cluster.bootstrap_servers,
                 connector=cluster.connector,
@@ -113,8 +141,7 @@ def enqueue(loops: int) -> None:
             ) as producer,
         ):
             await producer.enqueue("topic", _VALUE)
-            for _ in range(loops):
-                await producer.enqueue("topic", _VALUE)
+            await records(producer)
             # To close it would send them all, and the broker here would read each of them.
             os._exit(0)
 
@@ -129,6 +156,7 @@ OPERATIONS: dict[str, Callable[[int], None]] = {
     "encode": encode,
     "decode": decode,
     "enqueue": enqueue,
+    "send_many": send_many,
 }
 
 

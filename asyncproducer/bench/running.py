@@ -117,8 +117,9 @@ def facts(plan: Plan) -> dict[str, Any]:
 def _kafka(servers: str | None) -> Iterator[KafkaCluster]:
     if servers is not None:
         os.environ["KAFKA_BOOTSTRAP_SERVERS"] = servers
-    # Real brokers run with the good compiler. A quick start is of no use here.
-    with KafkaCluster(jvm_options=["-XX:TieredStopAtLevel=4"]) as cluster:
+    # Real brokers run with the good compiler, and with memory: 10,000 partitions need some. A quick
+    # start is of no use here.
+    with KafkaCluster(jvm_options=["-XX:TieredStopAtLevel=4", "-Xmx4g"]) as cluster:
         yield cluster
 
 

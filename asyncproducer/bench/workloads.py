@@ -177,8 +177,8 @@ def _codecs() -> tuple[Case, ...]:
     )
 
 
-#: 140 for each of 10,000 partitions.
-_W8_RECORDS = 1_400_000
+#: As many for each of 10,000 partitions as a batch of 16 KiB has room for.
+_W8_RECORDS = 1_480_000
 
 _W1 = tuple(
     Case(name=f"{n} partition{'s' if n > 1 else ''}", partitions=n) for n in (1, 6, 16, 100)
@@ -284,7 +284,7 @@ WORKLOADS: dict[str, Workload] = {
                 Case(
                     name="1 topic, 6 partitions",
                     records=_W8_RECORDS,
-                    run_length=140,
+                    run_length=148,
                     batch_bytes=16_384,
                 ),
                 Case(
@@ -292,7 +292,7 @@ WORKLOADS: dict[str, Workload] = {
                     topics=1_000,
                     partitions=1,
                     records=_W8_RECORDS,
-                    run_length=140,
+                    run_length=148,
                     batch_bytes=16_384,
                 ),
                 Case(
@@ -301,13 +301,13 @@ WORKLOADS: dict[str, Workload] = {
                     topics=10,
                     partitions=1_000,
                     records=_W8_RECORDS,
-                    run_length=140,
+                    run_length=148,
                     batch_bytes=16_384,
                 ),
             ),
             peers=_FEW,
             shared_topics=True,
-            remark="140 records in a row fill a batch of 16 KiB, the next 140 go to the next "
+            remark="148 records in a row fill a batch of 16 KiB, the next 148 go to the next "
             "partition: so batches are equally full, however many partitions there are.",
         ),
         Workload(

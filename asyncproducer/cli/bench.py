@@ -7,11 +7,12 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncproducer.bench.micro import OPERATIONS
 from asyncproducer.bench.peers import PEERS
 from asyncproducer.bench.workloads import BASE_RECORDS, WORKLOADS, headline
 from asyncproducer.cli.arguments import addresses, positive
@@ -95,6 +96,9 @@ def add_parser(commands: Any) -> None:
     micro.add_argument(
         "--baseline", type=Path, default=_BASELINE, metavar="FILE", help="default: %(default)s"
     )
+    micro.add_argument(
+        "--profile", choices=OPERATIONS, help="instructions of one operation by function instead"
+    )
     parser.set_defaults(run=run)
 
 
@@ -103,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     from asyncproducer.testing.kafka import KafkaUnavailable
 
     try:
-        if options.instructions or options.update:
+        if options.instructions or options.update or options.profile:
             return _instructions(options)
         documents, failed = _documents(options)
         return _publish(options, documents) or int(failed)
@@ -225,6 +229,8 @@ def _instructions(options: argparse.Namespace) -> int:
     from asyncproducer.bench import instructions
 
     try:
+        if options.profile:
+            return _profile(instructions.profile(options.profile))
         counted = instructions.count()
     except instructions.ValgrindMissing as error:
         print(error, file=sys.stderr)
@@ -244,7 +250,18 @@ def _instructions(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
+    for name in counted.keys() - known[key].keys():
+        print(f"{name} has no baseline of {key} yet: write it with --update")
     problems = instructions.compare(counted, known[key])
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
+
+
+def _profile(by_function: Mapping[str, float]) -> int:
+    total = sum(by_function.values())
+    print(f"{total:,.0f} instructions, by function as far as it has one in a hundred of them:")
+    for function, count in sorted(by_function.items(), key=lambda item: -item[1]):
+        if count >= total / 100:
+            print(f"{count:>9,.1f}  {count / total:>5.1%}  {function}")
+    return 0

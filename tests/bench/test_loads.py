@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncproducer.bench.loads import LOADS, percentile, values_of, warm_up
+from asyncproducer.bench.loads import LOADS, _computed_by_turn, percentile, values_of, warm_up
 from asyncproducer.bench.peers import Job, Peer, Result, Send
 from asyncproducer.bench.workloads import Case, payloads
 
@@ -101,15 +101,33 @@ async def test_a_flood_sends_all_and_flushes(blocking: bool) -> None:
     assert ("stall_p999_ms" in result) == (not blocking)
 
 
-async def test_a_stall_counts_as_computing_only_where_the_thread_computed(
+async def test_a_turn_counts_what_the_thread_computed_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    case = Case(name="x", records=1500, ticker=True)
-    busy = await run(Recorder(blocking=False), case)
-    assert 0 <= busy["stall_computing_p999_ms"] <= busy["stall_p999_ms"]
-    monkeypatch.setattr(time, "thread_time", lambda: 7.0)
-    away = await run(Recorder(blocking=False), case)
-    assert away["stall_computing_p999_ms"] == 0 < away["stall_p999_ms"]
+    loop = asyncio.get_running_loop()
+    computed = _computed_by_turn(loop)
+    try:
+        monkeypatch.setattr(time, "thread_time", iter(range(100)).__next__)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    finally:
+        del vars(loop)["_run_once"]
+        monkeypatch.undo()
+    # The turn that it began in was not measured; the last is not over.
+    assert computed[:2] == [1, 1]
+
+
+def test_a_loop_without_turns_of_its_own_has_none() -> None:
+    class Foreign:
+        pass
+
+    assert _computed_by_turn(Foreign()) == []  # type: ignore[arg-type]
+
+
+async def test_a_stall_stands_beside_one_of_an_idle_process() -> None:
+    result = await run(Recorder(blocking=False), Case(name="x", records=1500, ticker=True))
+    assert result["stall_max_ms"] >= result["stall_p999_ms"] > 0
+    assert result["stall_idle_p999_ms"] > 0 <= result["turn_p999_ms"]
 
 
 async def test_runs_go_from_partition_to_partition_and_from_topic_to_topic() -> None:

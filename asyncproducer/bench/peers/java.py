@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from asyncproducer.bench.peers import Job, Result
 from asyncproducer.bench.workloads import LINGER_MS, payloads
+from asyncproducer.testing.java import find_java
 from asyncproducer.testing.kafka import DEFAULT_VERSION
-from asyncproducer.testing.kafka_nodes import find_java, kafka_jars
+from asyncproducer.testing.kafka_nodes import kafka_jars
 
 __all__ = ["Run", "Summary", "command", "measure", "parse"]
 
