@@ -13,6 +13,8 @@ Imported first by the package, before any module that may be compiled.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import sys
 import warnings
@@ -28,7 +30,9 @@ from importlib.machinery import (
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["IMPLEMENTATION"]
+__all__ = ["IMPLEMENTATION", "tell"]
+
+logger = logging.getLogger("asyncproducer")
 
 
 class SourceFinder(MetaPathFinder):
@@ -81,3 +85,15 @@ _built = [is_compiled(pxd) for pxd in Path(__file__).parent.rglob("*.pxd")]
 IMPLEMENTATION = choose(os.environ.get("ASYNCPRODUCER_IMPL") or "auto", _built)
 if IMPLEMENTATION == "python" and any(_built):
     sys.meta_path.insert(0, SourceFinder())
+
+
+@functools.cache
+def tell() -> None:
+    """Say once in the log that this is the slow form, unless somebody has chosen it."""
+    if IMPLEMENTATION == "python" and os.environ.get("ASYNCPRODUCER_IMPL") != "python":
+        logger.info(
+            "asyncproducer runs as plain Python, several times slower than compiled: it was built "
+            "without a C compiler. Install one and build again (pip install --no-binary "
+            "asyncproducer --force-reinstall asyncproducer), or set ASYNCPRODUCER_IMPL=python to "
+            "be content with it"
+        )

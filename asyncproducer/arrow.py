@@ -7,7 +7,7 @@ views, dictionaries and fixed sizes are converted first, block by block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
 
 from asyncproducer.core.bulk import Column, HeaderColumn, Numbers, Table, Validity
@@ -16,7 +16,16 @@ from asyncproducer.errors import SerializationError
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["ArrowArray", "ArrowStream", "ArrowTable", "Columns", "errors_table", "open_table"]
+__all__ = [
+    "ArrowArray",
+    "ArrowStream",
+    "ArrowTable",
+    "ArrowTables",
+    "Columns",
+    "Reader",
+    "errors_table",
+    "open_table",
+]
 
 
 class ArrowStream(Protocol):
@@ -32,6 +41,12 @@ class ArrowArray(Protocol):
 
 
 ArrowTable: TypeAlias = ArrowStream | ArrowArray
+
+#: What `send_table` takes: a table, or tables as they come.
+ArrowTables: TypeAlias = ArrowTable | AsyncIterable[ArrowTable]
+
+#: A pyarrow.RecordBatchReader.
+Reader: TypeAlias = Any
 
 
 #: So many rows are prepared at a time, and counted together when they have their end.
@@ -122,7 +137,15 @@ class Columns:
         return int(found[0])
 
     def tables(self, reader: pyarrow.RecordBatchReader) -> Iterator[Table]:
-        """The rows of a reader, block by block. Raises SerializationError for damaged ones."""
+        """The rows of a reader, block by block.
+
+        Raises SerializationError for damaged ones, and where the columns are not those of ours.
+        """
+        if reader.schema is not self._schema and not reader.schema.equals(self._schema):
+            raise SerializationError(
+                "all tables of an iterable have the same columns: the first has "
+                f"{_shown(self._schema)}, this one {_shown(reader.schema)}"
+            )
         for batch in reader:
             for start in range(0, batch.num_rows, _BLOCK_ROWS):
                 yield self._table(batch.slice(start, _BLOCK_ROWS))
@@ -162,6 +185,10 @@ class Columns:
         raise SerializationError(
             f"the column {field.name!r} of type {field.type} cannot be read: {error}"
         ) from error
+
+
+def _shown(schema: Any) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 # -- types ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from asyncproducer import arrow
 from asyncproducer.core.bulk import Objects
 from asyncproducer.core.delivery import ACKNOWLEDGED, Delivery, Outcome
+from asyncproducer.core.transactions import SEND
 from asyncproducer.errors import (
     AuthorizationError,
     BufferTimeout,
@@ -204,17 +205,28 @@ class Sending:
                 await _ended(delivery)
         return BatchResult(parts)
 
-    async def table(self, tables: Iterable[Table]) -> TableResult:
-        """Take all rows in, and wait until they have their end."""
+    async def table(
+        self, columns: arrow.Columns, reader: arrow.Reader, rest: AsyncIterable[Any] | None
+    ) -> TableResult:
+        """Take all rows of a reader in, then of tables as they come, and wait for their end."""
         result = TableResult()
-        for rows in tables:
-            result._begin(rows)
-            await self._take(None, rows, 0)
-            result._settle()
+        await self._take_batches(columns, reader, result)
+        if rest is not None:
+            async for table in rest:
+                await self._take_batches(columns, arrow.open_table(table), result)
+            result._settle()  # what had its end while the next table was waited for
         while (delivery := result._next()) is not None:
             await _ended(delivery)
             result._settle()
         return result
+
+    async def _take_batches(
+        self, columns: arrow.Columns, reader: arrow.Reader, result: TableResult
+    ) -> None:
+        for rows in columns.tables(reader):
+            result._begin(rows)
+            await self._take(None, rows, 0)
+            result._settle()
 
     async def _take(self, topic: str | None, rows: Rows, row: int) -> None:
         """Buffer the rows from `row` on."""
@@ -301,7 +313,7 @@ class Sending:
             error = self._memory
         if error is None:
             return None
-        producer._check_usable()
+        producer._check_usable(SEND)
         producer._metrics.record_refused(topic)
         self._refused += 1
         if self._refused % _REFUSED_AT_ONCE == 0:

@@ -102,6 +102,9 @@ cdef Entry _new_entry(
 cdef object _begin(object step)
 
 
+cdef bint _is_late(object data)
+
+
 cdef class Front:
     cdef public Intake _intake
 

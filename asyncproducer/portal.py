@@ -14,12 +14,14 @@ from asyncproducer.records import (
     BatchResult,
     ConsumerGroupMetadata,
     Headers,
+    OffsetAndMetadata,
     Record,
     RecordMetadata,
+    TopicPartition,
 )
 
 if TYPE_CHECKING:
-    from asyncproducer.arrow import ArrowTable
+    from asyncproducer.arrow import ArrowTables
     from asyncproducer.bulk import TableResult
     from asyncproducer.core.delivery import Delivery
     from asyncproducer.producer import Producer
@@ -119,7 +121,7 @@ class Portal(Generic[K, V]):
     def send_table(
         self,
         topic: str | None,
-        table: ArrowTable,
+        table: ArrowTables,
         *,
         key: str | None = None,
         value: str | None = "value",
@@ -131,9 +133,9 @@ class Portal(Generic[K, V]):
     ) -> Future[TableResult]:
         """`Producer.send_table`: the future is done when every row has its end.
 
-        The loop reads the table. Cancelling the future ends the wait: what is buffered goes on,
-        the rest is not taken. Does not wait. Raises WrongLoopError, ForkError; the future what
-        `Producer.send_table` raises.
+        The loop reads the table, and iterates over an async iterable of tables. Cancelling the
+        future ends the wait: what is buffered goes on, the rest is not taken. Does not wait.
+        Raises WrongLoopError, ForkError; the future what `Producer.send_table` raises.
         """
         return self._call(
             self._producer.send_table,
@@ -191,6 +193,16 @@ class Portal(Generic[K, V]):
         raises.
         """
         return self._call(self._producer.send_offsets, offsets, group)
+
+    def committed_offsets(
+        self, group_id: str, partitions: Iterable[Any]
+    ) -> Future[dict[TopicPartition, OffsetAndMetadata]]:
+        """`Producer.committed_offsets`: the future is done when the group's coordinator answered.
+
+        Does not wait. Raises WrongLoopError, ForkError; the future what the producer's method
+        raises.
+        """
+        return self._call(self._producer.committed_offsets, group_id, partitions)
 
     def _call(
         self,

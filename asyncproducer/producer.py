@@ -15,7 +15,15 @@ import os
 import random
 import warnings
 import weakref
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from enum import Enum
 from functools import update_wrapper
@@ -23,8 +31,9 @@ from itertools import islice
 from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, Unpack
+from uuid import UUID
 
-from asyncproducer._implementation import IMPLEMENTATION
+from asyncproducer._implementation import IMPLEMENTATION, tell
 from asyncproducer.arrow import Columns, open_table
 from asyncproducer.bulk import Sending, TableResult
 from asyncproducer.config import Options, ProducerConfig
@@ -36,6 +45,7 @@ from asyncproducer.core.delivery import Delivery
 from asyncproducer.core.metadata import ClusterMetadata, MetadataChange, TopicMetadata
 from asyncproducer.core.metrics import APP_INFO, GAUGES, Metrics
 from asyncproducer.core.sequences import Sequences
+from asyncproducer.core.transactions import ABORT, BEGIN, CALLS, COMMIT, SEND, SEND_OFFSETS
 from asyncproducer.encoding import RecordSerializer
 from asyncproducer.errors import (
     BatchDeliveryError,
@@ -52,6 +62,7 @@ from asyncproducer.errors import (
 from asyncproducer.intake import Front, Intake, Pending, running_loop
 from asyncproducer.net.buffer_pool import BufferPool
 from asyncproducer.net.cluster import Cluster
+from asyncproducer.net.groups import committed_offsets
 from asyncproducer.net.scheduler import Scheduler
 from asyncproducer.net.threads import Workers
 from asyncproducer.net.transactions import Transactions
@@ -63,16 +74,18 @@ from asyncproducer.records import (
     ConsumerGroupMetadata,
     Headers,
     Health,
+    OffsetAndMetadata,
     PartitionInfo,
     Record,
     RecordMetadata,
+    TopicPartition,
 )
-from asyncproducer.transaction import Transaction, group_metadata, offset_map
+from asyncproducer.transaction import Transaction, group_metadata, offset_map, place
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from asyncproducer.arrow import ArrowTable
+    from asyncproducer.arrow import ArrowTables
     from asyncproducer.net.transport import Connector
     from asyncproducer.plugins import Interceptor, SerializerFunction
 
@@ -361,15 +374,18 @@ class Producer(Front, Generic[K, V]):
         With a `transactional_id` it also waits for its coordinator, within the same time. Another
         producer with this id is fenced then, and its open transaction aborted.
 
-        Raises ConnectionFailed, AuthenticationError, UnsupportedVersionError; ProducerClosed
-        after close(); IllegalStateError while another task is starting it. With a
-        `transactional_id` also TransactionTimeout, AuthorizationError, ProducerFenced, BrokerError.
+        Raises ConnectionFailed, AuthenticationError, UnsupportedVersionError, ConfigError (TLS
+        files); ProducerClosed after close(); IllegalStateError while another task is starting it.
+        With a `transactional_id` also TransactionTimeout, AuthorizationError, ProducerFenced,
+        BrokerError. Where it is running already: WrongLoopError, ForkError, and the fatal error.
         """
         if self._state is State.RUNNING:
-            self._check_usable()
+            self._check_usable("start")
             return
         if self._state in (State.CLOSING, State.CLOSED):
-            raise ProducerClosed("the producer is closed: make a new one")
+            raise ProducerClosed("start(): the producer is closed: make a new one")
+        if self._state is State.STARTING:
+            raise IllegalStateError("start(): another task is starting the producer: wait for it")
         self._move(State.STARTING)
         loop = asyncio.get_running_loop()
         try:
@@ -381,6 +397,7 @@ class Producer(Front, Generic[K, V]):
             raise
         self._pid = os.getpid()
         self._move(State.RUNNING)
+        tell()
         if self._transactions is None:
             self._intake.open()
         self._enter = self._intake.enter
@@ -502,8 +519,8 @@ class Producer(Front, Generic[K, V]):
         return intake
 
     def _not_started(self, *_: Any, **__: Any) -> Any:
-        self._check_usable()
-        raise ProducerNotStarted("the producer is not started")
+        self._check_usable(SEND)
+        raise ProducerNotStarted("send(): the producer is not started")
 
     async def _not_yet(self) -> Any:
         self._not_started()
@@ -546,7 +563,7 @@ class Producer(Front, Generic[K, V]):
             self._close_plugins()
             return self._report
         if self._state is State.STARTING:
-            raise IllegalStateError("the producer is starting: cancel start() instead")
+            raise IllegalStateError("close(): the producer is starting: cancel start() instead")
         if self._state is State.CLOSED:
             return self._report
         loop = self._loop
@@ -731,7 +748,14 @@ class Producer(Front, Generic[K, V]):
 
         Raises RecordError (RecordTooLarge, SerializationError, InvalidPartition,
         InvalidTopic, InvalidTimestamp), MetadataTimeout, BufferTimeout, AuthorizationError,
-        ProducerStateError before the record is buffered; DeliveryError after that.
+        ProducerStateError before the record is buffered; DeliveryError after that. Where it waits
+        for metadata and the brokers do not let us in: AuthenticationError,
+        UnsupportedVersionError, ConfigError (TLS files). With a `transactional_id` also
+        IllegalStateError (no transaction is open), TransactionAborted (it can only be aborted).
+
+        A fatal error ends the producer: every call raises that very error then, which is
+        ProducerFenced, AuthorizationError, AuthenticationError, UnsupportedVersionError,
+        BrokerError or another KafkaError. docs/errors.md says which codes are fatal.
         """
         delivery = self._enter(topic, value, key, headers, partition, timestamp)
         if type(delivery) is not Delivery:
@@ -757,7 +781,12 @@ class Producer(Front, Generic[K, V]):
         Waits only for the topic's metadata and for room, together at most `max_block_ms`;
         cancelled while it waits: nothing was sent, unless room had come in that very turn
         of the loop (the record is buffered then, in its place, before its caller runs).
-        A failed delivery that nobody looks at is logged. Arguments and errors as in `send`.
+        A failed delivery that nobody looks at is logged. Arguments as in `send`.
+
+        Raises what `send` raises before the record is buffered: RecordError, MetadataTimeout,
+        BufferTimeout, AuthorizationError, AuthenticationError, ProducerStateError, in a
+        transaction TransactionAborted and IllegalStateError; after a fatal error that very one, as
+        ProducerFenced. The Delivery raises DeliveryError.
         """
         if self._intake is not None and self._intake.breathing is not None:
             await self._intake.breathe()
@@ -779,8 +808,8 @@ class Producer(Front, Generic[K, V]):
         """Buffer a record without ever waiting, and return its Delivery.
 
         Raises MetadataNotReady (the topic is asked for, try again or `warm_up` first),
-        BufferFull, and the errors of `send` that come before buffering. Async
-        serializers cannot be used here: SerializationError.
+        BufferFull, and the errors of `send` that come before buffering, also the fatal ones,
+        as ProducerFenced. Async serializers cannot be used here: SerializationError.
         """
         delivery = self._enter(topic, value, key, headers, partition, timestamp, False)
         if type(delivery) is not Delivery:
@@ -809,11 +838,18 @@ class Producer(Front, Generic[K, V]):
         its topic or room in the buffer, no later one waits for: until it is there, they fail
         at once with the same kind of error, without being serialized.
 
+        Of each record it keeps about 28 bytes (its place and its sizes, not its content) until the
+        call ends, and in the result as long as you have that: 2.8 GB for 100 million of them. An
+        endless iterable never gets a result and fills the memory: send parts of it instead, as
+        `itertools.islice(records, 100_000)`, or `enqueue` each, of which nothing is kept.
+
         Raises BatchDeliveryError with all errors, unless `raise_on_error` is False; TypeError
-        for a single record instead of several; ProducerStateError. What is raised by the
-        iterable itself ends the sending; what came before it goes on. Cancelled: no further
-        record is taken, what was buffered goes on. An iterable that is not async is asked for up
-        to 1,000 records (of about 256 KiB) at a time: so many may be lost for it then.
+        for a single record instead of several; ProducerStateError, AuthenticationError (see
+        `send`), in a transaction TransactionAborted and IllegalStateError; after a fatal error
+        that very one, as ProducerFenced: see `send`. These end the sending, and so does what is
+        raised by the iterable itself; what came before goes on. Cancelled: no further record is
+        taken, what was buffered goes on. An iterable that is not async is asked for up to 1,000
+        records (of about 256 KiB) at a time: so many may be lost for it then.
         """
         if isinstance(records, (Record, str, bytes, bytearray, memoryview)):
             raise TypeError(
@@ -835,7 +871,7 @@ class Producer(Front, Generic[K, V]):
     async def send_table(
         self,
         topic: str | None,
-        table: ArrowTable,
+        table: ArrowTables,
         *,
         key: str | None = None,
         value: str | None = "value",
@@ -849,7 +885,9 @@ class Producer(Front, Generic[K, V]):
 
         `table` is a pyarrow Table, RecordBatch or RecordBatchReader, or anything with the Arrow C
         stream or array interface (polars, pandas >= 2.2, duckdb). A reader is taken batch by
-        batch as there is room; the loop stands still while it makes the next one.
+        batch as there is room; the loop stands still while it makes the next one. An async
+        iterable of tables, all with the same columns, is sent as one, and the loop goes on while
+        it is waited for.
 
         `key`, `value`, `headers`, `partition` and `timestamp` name columns; None is null (or
         "choose", "now") for all rows. Where `topic` is None, each row's own is in the column
@@ -865,10 +903,14 @@ class Producer(Front, Generic[K, V]):
         Raises BatchDeliveryError, with the first 100 errors and the `result`, unless
         `raise_on_error` is False. Before anything is sent: SerializationError (no such column, or
         of another type; the producer has serializers, which see no columns), InvalidTopic,
-        TypeError (no table), ImportError without pyarrow (the extra "arrow"),
-        ProducerStateError. What a reader raises ends the sending; what was buffered goes on.
+        TypeError (no table), ImportError without pyarrow (the extra "arrow").
+
+        Raises ProducerStateError, AuthenticationError (see `send`), in a transaction
+        TransactionAborted and IllegalStateError; after a fatal error that very one, as
+        ProducerFenced: see `send`. These end the sending, and so does what a reader raises; what
+        was buffered goes on.
         """
-        intake = self._usable_intake()
+        intake = self._usable_intake(SEND)
         if topic is not None:
             intake.check_topic(topic)
         for serializer in self._plugins.serializers():
@@ -877,6 +919,13 @@ class Producer(Front, Generic[K, V]):
                 f"a {serializer.what}_serializer: use a Producer without one, and serialize "
                 "into a column"
             )
+        rest: AsyncIterator[Any] | None = None
+        if isinstance(table, AsyncIterable):
+            rest = aiter(table)
+            try:
+                table = await anext(rest)
+            except StopAsyncIteration:
+                return TableResult()
         reader = open_table(table)
         columns = Columns(
             reader.schema,
@@ -888,7 +937,7 @@ class Producer(Front, Generic[K, V]):
             partition=partition,
             timestamp=timestamp,
         )
-        result = await self._sending().table(columns.tables(reader))
+        result = await self._sending().table(columns, reader, rest)
         if raise_on_error and result.acknowledged < len(result):
             result._look()
             errors = list(islice(result._errors(), _ERRORS_RAISED))
@@ -930,12 +979,13 @@ class Producer(Front, Generic[K, V]):
 
         Raises IllegalStateError (one is open, or the end of the last one is not known),
         ProducerStateError. After a fatal error that very error: ProducerFenced,
-        AuthorizationError, BrokerError or another KafkaError.
+        AuthorizationError, AuthenticationError, UnsupportedVersionError, BrokerError or another
+        KafkaError. The message of what is not allowed names the call and the state.
         """
         await self._begin()
 
     async def _begin(self) -> int:
-        transactions = self._transactional()
+        transactions = self._transactional(BEGIN)
         transactions.begin()
         return transactions.number
 
@@ -947,10 +997,10 @@ class Producer(Front, Generic[K, V]):
         known, no other call of a transaction is allowed, but `close()` is.
 
         Raises TransactionAborted (some record failed: `abort_transaction()` is what is left),
-        TransactionTimeout, IllegalStateError, ProducerStateError. A fatal error, also one that
-        comes meanwhile: see `begin_transaction`.
+        TransactionTimeout, IllegalStateError, ProducerStateError. ProducerFenced or another fatal
+        error, also one that comes meanwhile: see `begin_transaction`.
         """
-        await self._transactional().commit()
+        await self._transactional(COMMIT).commit()
 
     async def abort_transaction(self) -> None:
         """Abort the open transaction. What is not sent yet is dropped, with AbortedError.
@@ -958,10 +1008,10 @@ class Producer(Front, Generic[K, V]):
         Waits at most `max_block_ms` for what is on its way, and for the coordinator. Afterwards
         another one can begin. When the time is over, or cancelled: as `commit_transaction`.
 
-        Raises TransactionTimeout, IllegalStateError, ProducerStateError. A fatal error, also one
-        that comes meanwhile: see `begin_transaction`.
+        Raises TransactionTimeout, IllegalStateError, ProducerStateError. ProducerFenced or another
+        fatal error, also one that comes meanwhile: see `begin_transaction`.
         """
-        await self._transactional().abort()
+        await self._transactional(ABORT).abort()
 
     async def send_offsets(
         self,
@@ -982,16 +1032,18 @@ class Producer(Front, Generic[K, V]):
         be aborted.
 
         Raises TypeError, ValueError, TransactionAborted (its `code` says why), TransactionTimeout,
-        IllegalStateError, ProducerStateError. A fatal error, also one that comes meanwhile: see
-        `begin_transaction`.
+        IllegalStateError, ProducerStateError. ProducerFenced or another fatal error, also one that
+        comes meanwhile: see `begin_transaction`.
         """
-        transactions = self._transactional()
+        transactions = self._transactional(SEND_OFFSETS)
         await transactions.send_offsets(offset_map(offsets), group_metadata(group))
 
-    def _transactional(self) -> Transactions:
-        self._check_usable()
+    def _transactional(self, call: str) -> Transactions:
+        self._check_usable(call)
         if self._transactions is None:
-            raise IllegalStateError("this producer has no transactions: give it a transactional_id")
+            raise IllegalStateError(
+                f"{call}(): this producer has no transactions: give it a transactional_id"
+            )
         return self._transactions
 
     def _is_unfinished(self, number: int) -> bool:
@@ -1078,29 +1130,31 @@ class Producer(Front, Generic[K, V]):
                 "since: make a new Producer in the child"
             )
 
-    def _check_usable(self) -> None:
-        """Say why the producer cannot be used here and now."""
+    def _check_usable(self, call: str) -> None:
+        """Say why the producer cannot be used here and now, for a call of this name."""
         self._check_process()
         if self._state in (State.CREATED, State.STARTING):
             raise ProducerNotStarted(
-                "the producer is not started: use `async with Producer(...)`, "
+                f"{call}(): the producer is not started: use `async with Producer(...)`, "
                 "or `await producer.start()` first"
             )
         if self._state in (State.CLOSING, State.CLOSED):
-            raise ProducerClosed("the producer is closed")
+            raise ProducerClosed(f"{call}(): the producer is closed")
         if running_loop() is not self._loop:
             raise WrongLoopError(
-                "this producer belongs to another event loop: make one producer per loop, or use "
-                "producer.portal() from other threads"
+                f"{call}(): this producer belongs to another event loop: make one producer per "
+                "loop, or use producer.portal() from other threads"
             )
         if self._scheduler.fatal_error is not None:
+            if self._transactions is not None and call in CALLS:
+                self._transactions.check(call)  # the same error, which says more
             raise again(self._scheduler.fatal_error)
 
     def _check_sendable(self) -> None:
         """Say why no record can be sent here and now."""
-        self._check_usable()
+        self._check_usable(SEND)
         if self._transactions is not None:
-            self._transactions.check_send()
+            self._transactions.check(SEND)
 
     # -- everything else -------------------------------------------------------------------
 
@@ -1111,11 +1165,12 @@ class Producer(Front, Generic[K, V]):
         flush: their deliveries tell. Cancelled, or TimeoutError after `timeout` seconds:
         the records go on. Without `timeout` it ends when `delivery_timeout_ms` is over.
 
-        Raises TimeoutError, ValueError (a negative timeout), ProducerStateError.
+        Raises TimeoutError, ValueError (a negative timeout), ProducerStateError; after a fatal
+        error that very one, as ProducerFenced: see `send`.
         """
         if timeout is not None and timeout < 0:
             raise ValueError(f"timeout={timeout}: a flush cannot take less than 0 seconds")
-        self._check_usable()
+        self._check_usable("flush")
         passed = self._future()
         fence = Fence(lambda: None if passed.done() else passed.set_result(None))
         now = self._loop_time()
@@ -1141,19 +1196,49 @@ class Producer(Front, Generic[K, V]):
         """The partitions of a topic and their leaders, waiting for metadata if need be.
 
         Waits at most `max_block_ms`. Cancelled: only this wait ends. Raises MetadataTimeout,
-        InvalidTopic, AuthorizationError, ProducerStateError (also if closed meanwhile).
+        InvalidTopic, AuthorizationError, ProducerStateError (also if closed meanwhile),
+        AuthenticationError (see `send`); a fatal error, also one that comes meanwhile, as
+        ProducerFenced: see `send`.
         """
-        intake = self._usable_intake()
+        intake = self._usable_intake("partitions_for")
         intake.check_topic(topic)
         view = await self._view(intake, topic, self._loop_time() + self._max_block)
+        topic_id = None if view.topic_id is None else UUID(bytes=view.topic_id)
         return tuple(
-            PartitionInfo(topic, p.partition, p.leader, p.leader_epoch) for p in view.partitions
+            PartitionInfo(topic, p.partition, p.leader, p.leader_epoch, topic_id)
+            for p in view.partitions
         )
 
-    def _usable_intake(self) -> Intake:
-        self._check_usable()
+    async def committed_offsets(
+        self, group_id: str, partitions: Iterable[Any]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What a consumer group has committed: where it goes on, with the metadata kept there.
+
+        `partitions` are TopicPartitions (ours, another library's, or plain pairs). Those for
+        which the group has nothing are not in the result. Offsets of a transaction that has no
+        end yet are waited for (KIP-447): the answer is what counts, not what may come to count.
+        So after `start()` of a transactional producer this is what earlier producers with its
+        `transactional_id` have committed, and none of them can add to it.
+
+        Waits at most `max_block_ms`. Cancelled: only this wait ends. Raises TypeError, ValueError,
+        RequestTimedOut, AuthorizationError, BrokerError, UnsupportedVersionError (brokers before
+        2.5), ProducerStateError (also if closed meanwhile), AuthenticationError and ConfigError
+        (see `send`); after a fatal error that very one, as ProducerFenced: see `send`.
+        """
+        self._check_usable("committed_offsets")
+        places = [place(each) for each in partitions]
+        group = group_metadata(group_id).group_id
+        if not places:
+            return {}
+        now = self._loop_time()
+        return await committed_offsets(
+            self._cluster, group, places, config=self._config, deadline=now + self._max_block
+        )
+
+    def _usable_intake(self, call: str) -> Intake:
+        self._check_usable(call)
         if self._intake is None:
-            raise ProducerNotStarted("the producer is not started")
+            raise ProducerNotStarted(f"{call}(): the producer is not started")
         return self._intake
 
     async def _view(self, intake: Intake, topic: str, deadline: float) -> TopicMetadata:
@@ -1187,9 +1272,10 @@ class Producer(Front, Generic[K, V]):
         Their metadata, connections to the leaders of their partitions, and the producer id.
         Waits at most `max_block_ms`. Cancelled: what is fetched already stays. Raises
         MetadataTimeout, InvalidTopic, AuthorizationError, ProducerStateError (also if closed
-        meanwhile).
+        meanwhile), AuthenticationError (see `send`); a fatal error, also one that comes meanwhile,
+        as ProducerFenced: see `send`.
         """
-        intake = self._usable_intake()
+        intake = self._usable_intake("warm_up")
         deadline = self._loop_time() + self._max_block
         for topic in topics:
             intake.check_topic(topic)
@@ -1277,8 +1363,8 @@ class Producer(Front, Generic[K, V]):
         """
         self._check_process()
         if self._loop is None or self._state is not State.RUNNING:
-            self._check_usable()
-            raise ProducerNotStarted("the producer is not started")
+            self._check_usable("portal")
+            raise ProducerNotStarted("portal(): the producer is not started")
         return Portal(self, self._loop)
 
 

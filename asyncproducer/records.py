@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, overload
+from uuid import UUID
 
 __all__ = [
     "BatchResult",
@@ -91,12 +92,17 @@ class Record(NamedTuple):
 
 
 class PartitionInfo(NamedTuple):
-    """A partition as last heard. `leader` is a broker id, -1 while there is none."""
+    """A partition as last heard. `leader` is a broker id, -1 while there is none.
+
+    `topic_id` is new where a topic was deleted and created again; None if the brokers are too
+    old to tell (before 2.8).
+    """
 
     topic: str
     partition: int
     leader: int
     leader_epoch: int
+    topic_id: UUID | None = None
 
 
 class OffsetAndMetadata(NamedTuple):

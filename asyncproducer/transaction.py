@@ -13,7 +13,7 @@ from asyncproducer.records import ConsumerGroupMetadata, OffsetAndMetadata, Topi
 if TYPE_CHECKING:
     from asyncproducer.producer import Producer
 
-__all__ = ["Transaction", "group_metadata", "offset_map"]
+__all__ = ["Transaction", "group_metadata", "offset_map", "place"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -126,12 +126,12 @@ def offset_map(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
     Raises TypeError, ValueError.
     """
     if isinstance(offsets, Mapping):
-        pairs = [(_place(key), _offset(key, value)) for key, value in offsets.items()]
+        pairs = [(place(key), _offset(key, value)) for key, value in offsets.items()]
     elif isinstance(offsets, Iterable) and not isinstance(offsets, (str, bytes)):
         # Partitions that nothing was read from have a negative offset there: `position` of all
         # that is assigned is what their users give, and librdkafka leaves those out, too.
         pairs = [
-            (_place(each), _offset(each, each))
+            (place(each), _offset(each, each))
             for each in offsets
             if not (isinstance(getattr(each, "offset", None), int) and each.offset < 0)
         ]
@@ -143,13 +143,14 @@ def offset_map(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
     return dict(pairs)
 
 
-def _place(given: Any) -> TopicPartition:
+def place(given: Any) -> TopicPartition:
+    """A partition, whatever a library calls it. Raises TypeError."""
     if isinstance(given, tuple) and len(given) == 2:
         topic, partition = given
     else:
         topic, partition = getattr(given, "topic", None), getattr(given, "partition", None)
     if not isinstance(topic, str) or not isinstance(partition, int) or partition < 0:
-        raise TypeError(f"{given!r} in offsets is no partition: give a TopicPartition")
+        raise TypeError(f"{given!r} is no partition: give a TopicPartition")
     return TopicPartition(topic, partition)
 
 

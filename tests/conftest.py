@@ -15,7 +15,7 @@ import pytest
 
 import asyncproducer
 from asyncproducer import Producer, testing
-from asyncproducer._implementation import IMPLEMENTATION
+from asyncproducer._implementation import IMPLEMENTATION, tell
 
 if TYPE_CHECKING:
     # Loaded by the fixtures that need it: most tests do without the embedded broker.
@@ -30,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # An entry point where the package is installed; in a bare checkout nobody has told pytest.
     if not config.pluginmanager.has_plugin("asyncproducer"):
         config.pluginmanager.import_plugin("asyncproducer.testing.plugin")
+    tell()  # not in the log of whichever test is the first
 
 
 def pytest_report_header(config: pytest.Config) -> str:

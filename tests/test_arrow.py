@@ -6,7 +6,7 @@ import asyncio
 import gc
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -464,6 +464,42 @@ async def test_a_reader_is_taken_as_there_is_room(
         result = await task
     assert result.offsets == {TopicPartition("t", 0): OffsetRange(0, 999, 1000)}
     assert [int(v) for v in stored(cluster)] == [*range(1000)]
+
+
+async def test_tables_as_they_come_are_one_sending(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async def tables(*values: list[bytes]) -> AsyncIterator[Any]:
+        for each in values:
+            await asyncio.sleep(1)  # the loop goes on
+            yield pa.record_batch({"value": pa.array(each, pa.binary())})
+        await asyncio.sleep(1)  # all are acknowledged before it is known that these were all
+
+    async with new_producer(linger_ms=0) as producer:
+        sending = asyncio.create_task(
+            producer.send_table("t", tables([b"a", b"b"], [], [b"c"]), raise_on_error=False)
+        )
+        await asyncio.sleep(1.5)
+        assert stored(cluster) == [b"a", b"b"]
+        result = await sending
+        assert (len(result), result.acknowledged) == (3, 3)
+        assert result.offsets == {TopicPartition("t", 0): OffsetRange(0, 2, 3)}
+        assert stored(cluster) == [b"a", b"b", b"c"]
+        assert len(await producer.send_table("t", tables())) == 0
+
+
+async def test_tables_as_they_come_have_the_same_columns(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async def tables() -> AsyncIterator[Any]:
+        yield pa.record_batch({"value": [b"a"]})
+        yield pa.record_batch({"value": ["b"]})
+
+    async with new_producer() as producer:
+        with pytest.raises(SerializationError, match="value: binary, this one value: string"):
+            await producer.send_table("t", tables())
+        await producer.flush()
+        assert stored(cluster) == [b"a"]
 
 
 async def test_what_has_its_end_is_not_kept(

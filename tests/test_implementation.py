@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 import asyncproducer
-from asyncproducer._implementation import IMPLEMENTATION, SourceFinder, choose, is_compiled
+from asyncproducer import _implementation
+from asyncproducer._implementation import (
+    IMPLEMENTATION,
+    SourceFinder,
+    choose,
+    is_compiled,
+    tell,
+)
 from asyncproducer.core import partitioner
 
 TOX_ENV = os.environ.get("TOX_ENV_NAME", "")
@@ -49,6 +56,34 @@ def test_half_of_the_modules_is_none_and_says_so() -> None:
 def test_another_word_is_refused() -> None:
     with pytest.raises(ValueError, match="ASYNCPRODUCER_IMPL=native"):
         choose("native", [True])
+
+
+@pytest.mark.parametrize(
+    ("implementation", "asked", "told"),
+    [
+        ("python", None, ["runs as plain Python"]),
+        ("python", "auto", ["runs as plain Python"]),
+        ("python", "python", []),
+        ("compiled", None, []),
+    ],
+)
+def test_the_fallback_is_told_once_unless_it_was_chosen(
+    implementation: str,
+    asked: str | None,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(_implementation, "IMPLEMENTATION", implementation)
+    monkeypatch.delenv("ASYNCPRODUCER_IMPL", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("ASYNCPRODUCER_IMPL", asked)
+    caplog.set_level("INFO", logger="asyncproducer")
+    tell.cache_clear()
+    for _ in range(2):
+        tell()
+    assert [record.name for record in caplog.records] == ["asyncproducer"] * len(told)
+    assert all(text in caplog.text for text in told)
 
 
 def test_an_extension_of_another_interpreter_does_not_count(tmp_path: Path) -> None:

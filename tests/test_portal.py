@@ -199,7 +199,7 @@ async def test_a_flush_that_takes_too_long_is_told_by_its_future(
 
 def test_every_call_tells_what_it_raises_and_that_it_does_not_wait() -> None:
     calls = [function for name, function in vars(Portal).items() if not name.startswith("_")]
-    assert len(calls) == 9
+    assert len(calls) == 10
     for function in calls:
         text = " ".join((function.__doc__ or "").split())
         assert "Does not wait. Raises WrongLoopError, ForkError; the future " in text

@@ -249,7 +249,7 @@ async def test_states(new_producer: New) -> None:
     await producer.close()
     assert producer.health.state == "closed"
     assert repr(producer).endswith(" closed>")
-    with pytest.raises(ProducerClosed, match="make a new one"):
+    with pytest.raises(ProducerClosed, match=r"^start\(\): .*make a new one"):
         await producer.start()
 
 
@@ -257,30 +257,36 @@ async def test_starting_twice_at_the_same_time(new_producer: New) -> None:
     producer = new_producer()
     first = asyncio.create_task(producer.start())
     await turns(1)
-    with pytest.raises(IllegalStateError, match="that is starting cannot become starting"):
+    with pytest.raises(IllegalStateError, match=r"^start\(\): another task"):
         await producer.start()
-    with pytest.raises(IllegalStateError, match="cancel start"):
+    with pytest.raises(IllegalStateError, match=r"^close\(\): .* cancel start"):
         await producer.close()
     await first
 
 
-def everything(producer: Producer[Any, Any]) -> list[Callable[[], Any]]:
-    """All that needs a producer that runs; what some of it returns is to be awaited."""
+def everything(producer: Producer[Any, Any]) -> list[tuple[str, Callable[[], Any]]]:
+    """All that needs a producer that runs, by the name that errors have for it; what some of it
+    returns is to be awaited."""
     return [
-        lambda: producer.send("t", b"value"),
-        lambda: producer.enqueue("t", b"value"),
-        lambda: producer.send_nowait("t", b"value"),
-        lambda: producer.send_many("t", [b"value"]),
-        producer.flush,
-        lambda: producer.partitions_for("t"),
-        lambda: producer.warm_up("t"),
-        producer.portal,
+        ("send", lambda: producer.send("t", b"value")),
+        ("send", lambda: producer.enqueue("t", b"value")),
+        ("send", lambda: producer.send_nowait("t", b"value")),
+        ("send", lambda: producer.send_many("t", [b"value"])),
+        ("flush", producer.flush),
+        ("partitions_for", lambda: producer.partitions_for("t")),
+        ("warm_up", lambda: producer.warm_up("t")),
+        ("committed_offsets", lambda: producer.committed_offsets("g", [("t", 0)])),
+        ("begin_transaction", producer.begin_transaction),
+        ("commit_transaction", producer.commit_transaction),
+        ("abort_transaction", producer.abort_transaction),
+        ("send_offsets", lambda: producer.send_offsets({("t", 0): 1}, "g")),
+        ("portal", producer.portal),
     ]
 
 
 async def test_nothing_works_before_the_start(new_producer: New) -> None:
-    for call in everything(new_producer()):
-        with pytest.raises(ProducerNotStarted):
+    for name, call in everything(new_producer()):
+        with pytest.raises(ProducerNotStarted, match=rf"^{name}\(\): the producer is not started"):
             await call()
 
 
@@ -295,8 +301,8 @@ async def test_nothing_works_after_the_close(new_producer: New) -> None:
     """IT-09."""
     async with new_producer() as producer:
         await producer.send("t", b"value")
-    for call in everything(producer):
-        with pytest.raises(ProducerClosed):
+    for name, call in everything(producer):
+        with pytest.raises(ProducerClosed, match=rf"^{name}\(\): the producer is closed$"):
             await call()
     assert producer.metrics()["record_send_total"] == 1
     assert producer.health.problem == "the producer is closed"
@@ -1042,7 +1048,10 @@ async def test_flush_from_a_callback(cluster: EmbeddedCluster, new_producer: New
 async def test_partitions_for(cluster: EmbeddedCluster, new_producer: New) -> None:
     async with new_producer(max_block_ms=3000) as producer:
         partitions = await producer.partitions_for("t4")
-        assert partitions == tuple(PartitionInfo("t4", p, 1 + p % 2, 0) for p in range(4))
+        topic_id = partitions[0].topic_id
+        assert topic_id is not None
+        assert topic_id != (await producer.partitions_for("t"))[0].topic_id
+        assert partitions == tuple(PartitionInfo("t4", p, 1 + p % 2, 0, topic_id) for p in range(4))
         began = now()
         await producer.partitions_for("t4")
         assert now() == began

@@ -283,15 +283,18 @@ async def test_sends_after_a_failure_are_refused_with_its_cause(
         cluster.inject("produce", error="INVALID_RECORD")
         with pytest.raises(DeliveryError):
             await producer.send("t", b"2")
-        for call in (
-            lambda: producer.send("t", b"3"),
-            lambda: producer.enqueue("t", b"3"),
-            lambda: producer.send_many("t", [b"3"]),
-            lambda: producer.send_offsets(OFFSETS, "g"),
+        for name, call in (
+            ("send", lambda: producer.send("t", b"3")),
+            ("send", lambda: producer.enqueue("t", b"3")),
+            ("send", lambda: producer.send_many("t", [b"3"])),
+            ("send_offsets", lambda: producer.send_offsets(OFFSETS, "g")),
+            ("commit_transaction", producer.commit_transaction),
         ):
-            with pytest.raises(TransactionAborted, match="INVALID_RECORD"):
+            with pytest.raises(
+                TransactionAborted, match=rf"^{name}\(\) .* ABORTABLE_ERROR: .*INVALID_RECORD"
+            ):
                 await call()
-        with pytest.raises(TransactionAborted):
+        with pytest.raises(TransactionAborted, match=r"^send\(\) .* ABORTABLE_ERROR: "):
             producer.send_nowait("t", b"3")
         await producer.abort_transaction()
         await works(cluster, producer)
@@ -340,14 +343,16 @@ async def test_nothing_can_be_sent_outside_of_a_transaction(
 async def test_calls_of_transactions_need_a_transactional_id(new_producer: New) -> None:
     """TX-02."""
     async with new_producer() as producer:
-        for call in (
-            producer.begin_transaction,
-            producer.commit_transaction,
-            producer.abort_transaction,
-            producer.transaction().__aenter__,
-            lambda: producer.send_offsets(OFFSETS, "g"),
+        for name, call in (
+            ("begin_transaction", producer.begin_transaction),
+            ("commit_transaction", producer.commit_transaction),
+            ("abort_transaction", producer.abort_transaction),
+            ("begin_transaction", producer.transaction().__aenter__),
+            ("send_offsets", lambda: producer.send_offsets(OFFSETS, "g")),
         ):
-            with pytest.raises(IllegalStateError, match="give it a transactional_id"):
+            with pytest.raises(
+                IllegalStateError, match=rf"^{name}\(\): .* give it a transactional_id"
+            ):
                 await call()
         await producer.send("t", b"1")
 
@@ -634,7 +639,7 @@ def test_groups_are_taken_as_consumers_give_them(
         (OFFSETS, b"CGMDv2:\xff", "not what consumer_group_metadata"),
         (5, "g", "offsets is of type int"),
         ("in", "g", "offsets is of type str"),
-        ({"in": 5}, "g", "'in' in offsets is no partition"),
+        ({"in": 5}, "g", "'in' is no partition"),
         ({("in", -1): 5}, "g", "is no partition"),
         ({("in", 0): "5"}, "g", "is '5': give an int"),
         ({("in", 0): True}, "g", "is True: give an int"),
@@ -693,17 +698,59 @@ async def test_a_producer_is_fenced_by_a_newer_one_with_its_id(
                 # Only a coordinator can tell an old epoch from a fenced one.
                 with pytest.raises(ProducerFenced, match="has taken over transactional_id='tx'"):
                     await old.abort_transaction()
-            for call in (
-                old.begin_transaction,
-                old.abort_transaction,
-                lambda: old.send("t", b"late"),
+            for name, call in (
+                ("begin_transaction", old.begin_transaction),
+                ("commit_transaction", old.commit_transaction),
+                ("abort_transaction", old.abort_transaction),
+                ("send_offsets", lambda: old.send_offsets(OFFSETS, "g")),
+                ("send", lambda: old.send("t", b"late")),
+                ("send", lambda: old.enqueue("t", b"late")),
+                ("send", lambda: old.send_many("t", [b"late"])),
             ):
-                with pytest.raises(ProducerFenced):
+                with pytest.raises(
+                    ProducerFenced, match=rf"^{name}\(\) .* FATAL_ERROR: .* has taken over"
+                ):
                     await call()
+            with pytest.raises(ProducerFenced, match=r"^send\(\) .* FATAL_ERROR: "):
+                old.send_nowait("t", b"late")
             assert "has taken over" in str(old.health.problem)
             async with young.transaction() as tx:
                 await tx.send("t", b"young")
     assert committed(cluster) == [b"young"]
+
+
+async def test_every_call_of_a_fenced_producer_raises_it_and_says_so_in_its_docstring(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new() as old, new():
+        await old.begin_transaction()
+        with pytest.raises(ProducerFenced):
+            await fenced_at_offsets(old)
+
+        async def nowait() -> None:
+            old.send_nowait("t", b"late")
+
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "send": lambda: old.send("t", b"late"),
+            "enqueue": lambda: old.enqueue("t", b"late"),
+            "send_nowait": nowait,
+            "send_many": lambda: old.send_many("t", [b"late"]),
+            "send_table": lambda: old.send_table("t", None),  # type: ignore[arg-type]
+            "flush": old.flush,
+            "warm_up": lambda: old.warm_up("t"),
+            "partitions_for": lambda: old.partitions_for("t"),
+            "committed_offsets": lambda: old.committed_offsets("g", [("in", 0)]),
+            "start": old.start,
+            "begin_transaction": old.begin_transaction,
+            "commit_transaction": old.commit_transaction,
+            "abort_transaction": old.abort_transaction,
+            "send_offsets": lambda: old.send_offsets(OFFSETS, "g"),
+        }
+        for name, call in calls.items():
+            with pytest.raises(ProducerFenced):
+                await call()
+            raises = (getattr(Producer, name).__doc__ or "").split("Raises", 1)[1]
+            assert "ProducerFenced" in raises, name
 
 
 async def test_a_block_of_a_fenced_producer_says_what_went_wrong_and_that_it_is_fenced(
@@ -714,7 +761,8 @@ async def test_a_block_of_a_fenced_producer_says_what_went_wrong_and_that_it_is_
             async with old.transaction() as tx:
                 await asyncio.gather(tx.send("t", b"late"), return_exceptions=True)
                 raise KeyError
-    assert "aborting the transaction failed: another producer" in caught.value.__notes__[0]
+    assert "aborting the transaction failed: " in caught.value.__notes__[0]
+    assert "another producer has taken over" in caught.value.__notes__[0]
 
 
 async def test_a_transaction_that_is_open_for_too_long_is_given_up_by_the_broker(

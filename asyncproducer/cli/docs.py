@@ -11,17 +11,22 @@ import argparse
 import builtins
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
 from asyncproducer import errors
+from asyncproducer.cli.error_tables import (
+    control_part,
+    group_part,
+    markdown_table,
+    produce_table,
+    transactional_part,
+)
 from asyncproducer.config import NAMES, OPTIONS, Option
 from asyncproducer.core import sequences, transactions
-from asyncproducer.core.answers import control_table
 from asyncproducer.core.metrics import LEFT_OUT, metrics_table
-from asyncproducer.core.outcome import produce_table, transactional_table
 from asyncproducer.net import connection
 from asyncproducer.option_names import LIBRDKAFKA, REFUSED, REFUSED_FAMILIES, Refused
 from asyncproducer.producer import TRANSITIONS as PRODUCER_TRANSITIONS
@@ -75,31 +80,56 @@ and they are fewer than `min.insync.replicas`.
 `record_index`, the record's place in its batch, or None where another record of the batch was the
 bad one; and `broker_message`.
 
+## How to read the tables
+
+They say, for each error code of the protocol and each request that we send, what the producer does.
+They are made from the tables that it acts on. A code that Kafka does not know yet counts as
+UNKNOWN_SERVER_ERROR.
+
+- **class**: the class of the error that you may see. Its `code` is the code (PRODUCER_FENCED for
+  each `ProducerFenced`); where it is a timeout, or "cause" is said, the error of the code is its
+  `__cause__`.
+- **retriable**: whether the same may succeed later: `retriable` of a `BrokerError` and of a
+  `BrokerRejected`.
+- **refresh**: what is asked for again, since our picture of the cluster is old.
+- **batch**, **transaction**, **the user**: what happens to the batches that wait for the answer, to
+  the open transaction (if the producer has a `transactional_id`), and to the calls. A transaction
+  that is *abortable* can only be aborted: its calls raise `TransactionAborted` until
+  `abort_transaction()`, then the next one can begin. After *fatal* every call raises, of a
+  transaction or not, until the producer is closed.
+
+In ABORTABLE_ERROR and FATAL_ERROR the message begins with the call and the state:
+`send() is not allowed in state ABORTABLE_ERROR: ...`.
+
 ## What an answer to a Produce request means
 
-One row per error code of the protocol. "Batch" is what happens to the batch that got it:
+"Batch" is what happens to the batch that got it:
 
 - **acknowledge**: its records are in the log.
 - **retry**: it is sent again, in its place and after `retry_backoff_ms`, until
-  `delivery_timeout_ms` has passed (`DeliveryTimeout`) or `retries` is used up.
-- **split**: a batch of several records is sent again as smaller ones; a single record fails.
+  `delivery_timeout_ms` has passed (`DeliveryTimeout`) or `retries` is used up (`BrokerRejected`).
+- **split**: a batch of several records is sent again as smaller ones; a single record fails. With
+  `enable_idempotence` those of a batch that may be in the log already, because an earlier answer
+  was lost, are not stored twice: if it is, they fail as OUT_OF_ORDER_SEQUENCE_NUMBER, `persisted`
+  maybe.
 - **fail**: its records fail with `BrokerRejected`; with `DeliveryError` itself where it was the
   connection and not the broker that said no.
-- **fatal**: they fail, and the producer with them: every later call raises. Without
-  `enable_idempotence` only the batch fails. So it does then with OUT_OF_ORDER_SEQUENCE_NUMBER and
-  UNKNOWN_PRODUCER_ID.
+- **fatal**: they fail, and the producer with them: every later call raises.
+- **plain**: so it is without `enable_idempotence`, where that differs. There is no state then that
+  could be broken for good.
 
-"Retriable" is the `retriable` of the error, and "refresh" means that the metadata is asked for
-again: our picture of the cluster is old. "In the log" is what this answer says of the batch; where
-the record fails in the end, the most that any answer to its requests has said is its `persisted`.
-A request that got no answer at all counts as NETWORK_EXCEPTION, one that got none in time as
-REQUEST_TIMED_OUT. A code that Kafka does not know yet counts as UNKNOWN_SERVER_ERROR.
+"In the log" is what this answer says of the batch; where the record fails in the end, the most
+that any answer to its requests has said is its `persisted`. A request that got no answer at all
+counts as NETWORK_EXCEPTION, one that got none in time as REQUEST_TIMED_OUT.
+
+With a `transactional_id`, a batch that fails makes its transaction abortable; so does a record that
+`send` refuses.
 
 {table}
 ## What an answer to another request means
 
-None of these ends a record by itself: what cannot be known or done yet waits, records until
-`delivery_timeout_ms` has passed, calls until `max_block_ms` has.
+None of these ends a record by itself, but for "denied" and "fatal": what cannot be known or done
+yet waits, records until `delivery_timeout_ms` has passed, calls until `max_block_ms` has.
 
 - **take**: what the answer says is taken.
 - **repeat**: the same is asked again, after `retry_backoff_ms` and more each time; **repeat if
@@ -114,27 +144,36 @@ None of these ends a record by itself: what cannot be known or done yet waits, r
 - **fatal**: the producer has failed for good: every call raises.
 
 Metadata has three kinds of codes: of the answer, of a topic in it, of a partition. InitProducerId
-is that of a producer without `transactional_id`.
+is that of a producer without `transactional_id`. Under "All by code" are the words alone, for all
+codes side by side; "refresh" says there which codes mean by themselves that the metadata is old.
 
 {control}
 ## What an answer to a request of a transaction means
 
-With a `transactional_id`, a batch that fails makes its transaction abortable; so does a record
-that `send` refuses. The coordinators' answers:
+The coordinators' answers:
 
 - **done**: the request did its work.
 - **repeat**: it is sent again after `retry_backoff_ms`, until it is done. The call that waits for
   it does so for `max_block_ms` (`TransactionTimeout`); called again, it goes on waiting.
 - **find**: the same, after asking who the coordinator is now. So it is without any answer.
 - **abortable**: the calls within the transaction raise `TransactionAborted`, whose cause and `code`
-  say why, until `abort_transaction()`. Then another one can begin. (`EndTxn` of an abort: fatal.)
+  say why, until `abort_transaction()`. Then another one can begin. It is fatal where there is no
+  transaction to be aborted: in `start()`, and as the answer to the `EndTxn` of an abort.
 - **bump**: abortable where the brokers give a new epoch (Kafka 2.5), else fatal.
 - **fenced**: every later call raises `ProducerFenced`: there is another producer with this
   `transactional_id`, or a transaction was open for longer than `transaction_timeout_ms`.
 - **fatal**: every later call raises this error. `start()` can be tried again where it is the one
-  that fails.
+  that fails. Where it is an abort that fails, the error is a `KafkaError` with this one as cause,
+  unless it says all there is to say (`ProducerFenced`, `AuthorizationError`).
 
-{transactional}"""
+{transactional}
+## What a code in an answer about a group's offsets means
+
+`committed_offsets()` asks for the group's coordinator, and then the coordinator. **repeat** and
+**find** are as above. Whatever else is not done is raised by the call, and touches neither batch
+nor transaction.
+
+{groups}"""
 
 
 _METRICS = """\
@@ -250,24 +289,24 @@ def options_page() -> str:
     parts = [
         _OPTIONS,
         "## Sending\n",
-        _table(head, map(_option_row, core)),
+        markdown_table(head, map(_option_row, core)),
         "## Security\n",
-        _table(head, map(_option_row, security)),
+        markdown_table(head, map(_option_row, security)),
         "## Other names\n",
         "Aliases among the options:\n",
-        _table(
+        markdown_table(
             ("alias", "option"),
             ((f"`{alias}`", f"`{name}`") for alias, name in NAMES.aliases.items()),
         ),
         "librdkafka's names in `from_mapping`, where they differ from Java's:\n",
-        _table(
+        markdown_table(
             ("librdkafka", "option", "value"),
             ((f"`{name}`", f"`{f.option}`", f.note) for name, f in LIBRDKAFKA.items()),
         ),
         "## Not supported\n",
         "These names of other clients are refused with a hint. Java's default is accepted and "
         "dropped.\n",
-        _table(("name", "why"), ((f"`{n}`", _cell(r.hint)) for n, r in _all_refused())),
+        markdown_table(("name", "why"), ((f"`{n}`", _cell(r.hint)) for n, r in _all_refused())),
     ]
     return "\n".join(parts)
 
@@ -299,11 +338,6 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def metrics_page() -> str:
     """The text of docs/metrics.md."""
     left_out = "".join(f"- {names}: {why}\n" for names, why in LEFT_OUT.items())
@@ -315,8 +349,9 @@ def errors_page() -> str:
     return _ERRORS.format(
         tree=f"```text\n{exception_tree()}```\n",
         table=produce_table(),
-        control=control_table(),
-        transactional=transactional_table(),
+        control=control_part(),
+        transactional=transactional_part(),
+        groups=group_part(),
     )
 
 

@@ -261,6 +261,12 @@ class Accumulator:
             )
             self.topics[view.name] = state
             return state
+        if self._sequences is not None and not (
+            state.known and state.view.topic_id == view.topic_id
+        ):
+            for queue in state.queues:
+                if queue is not None:
+                    queue.sequences.maybe_forgotten = True
         state.view = view
         state.sticky = None
         state.partition_count = view.partition_count
@@ -902,7 +908,7 @@ class Accumulator:
             batch.release()
             return False
         what = f"could not be compressed: {error!r}"
-        return self._give_up(batch, _failure(DeliveryError, batch, what, error, now), now)
+        return self.give_up(batch, _failure(DeliveryError, batch, what, error, now), now)
 
     def _take(self, queue: PartitionQueue, batch: ProducerBatch, now: float) -> None:
         if self._sequences is not None:
@@ -1052,9 +1058,9 @@ class Accumulator:
             if batch.created_at + self._delivery_timeout > now:
                 break
             expired.append(batch)
-        return [b for b in expired if self._give_up(b, self._expiry(b, now), now)]
+        return [b for b in expired if self.give_up(b, self._expiry(b, now), now)]
 
-    def _give_up(self, batch: ProducerBatch, failure: Failure, now: float) -> bool:
+    def give_up(self, batch: ProducerBatch, failure: Failure, now: float) -> bool:
         """End a batch that no broker has decided about. False if a callback was faster."""
         if batch.state != PENDING:
             return False
@@ -1112,7 +1118,7 @@ class Accumulator:
             if keep(batch):
                 continue
             failure = _failure(AbortedError, batch, f"were given up: {reason}", cause, now)
-            if self._give_up(batch, failure, now):
+            if self.give_up(batch, failure, now):
                 aborted.append(batch)
         return aborted
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from asyncproducer.errors import REFRESH, ErrorCode, error_name, is_retriable, needs_refresh
+from asyncproducer.errors import REFRESH, ErrorCode, is_retriable, needs_refresh
 
 __all__ = [
     "API_VERSIONS",
@@ -22,7 +22,6 @@ __all__ = [
     "SASL_HANDSHAKE",
     "Answer",
     "answer_for",
-    "control_table",
 ]
 
 _Table = Mapping[int, "Answer"]
@@ -107,15 +106,3 @@ CONTROL: Mapping[str, _Table] = {
 def answer_for(table: _Table, code: int) -> Answer:
     """What follows from an error code; an unknown one counts as UNKNOWN_SERVER_ERROR."""
     return table.get(code, table[ErrorCode.UNKNOWN_SERVER_ERROR])
-
-
-def control_table(tables: Mapping[str, Mapping[int, Enum]] = CONTROL) -> str:
-    """Tables by code, side by side, as Markdown for the documentation."""
-    lines = [
-        f"| code | name | {' | '.join(tables)} |",
-        f"|---:|---|{'---|' * len(tables)}",
-    ]
-    for code in sorted(ErrorCode):
-        answers = " | ".join(str(table[code].value) for table in tables.values())
-        lines.append(f"| {int(code)} | {error_name(code)} | {answers} |")
-    return "\n".join(lines) + "\n"

@@ -280,6 +280,8 @@ class ProducerBatch(Outcome):
         self.sent_to = -1
         self.sent_leader_epoch = -1
         self.is_split = False
+        #: A part of a batch that may be in the log as a whole.
+        self.whole_maybe_written = False
         self.max_record_size = 0
         self.compressing = False
         self.payload: bytes | None = None
@@ -554,8 +556,8 @@ class ProducerBatch(Outcome):
         """The records again, in batches of about `target_size` bytes, closed and ready to leave.
 
         For a broker that found the batch too large (KIP-126). Deliveries, waiters and
-        callbacks move to the parts. A batch that is a part already halves, in records as
-        well, so that repeated splits end at single records.
+        callbacks move to the parts. A batch that is a part already, or not larger than that,
+        halves, in records as well, so that repeated splits end at single records.
         """
         if self.state != PENDING:
             raise IllegalStateError("only a PENDING batch can be split")
@@ -572,6 +574,8 @@ class ProducerBatch(Outcome):
             data = memoryview(self.codec.decompress(self.payload))
         else:
             raise IllegalStateError("a batch without a codec has no compressed records")
+        if BATCH_OVERHEAD + len(data) <= target_size:
+            most = (self.count + 1) // 2
         parts: list[tuple[int, Outcome]] = []
         batches: list[ProducerBatch] = []
         batch: ProducerBatch | None = None
@@ -599,8 +603,11 @@ class ProducerBatch(Outcome):
         for batch in batches:
             batch.close()
             batch.transactional = self.transactional
+            batch.sends = self.sends
+            batch.last_error = self.last_error
             batch.maybe_written = self.maybe_written
             batch.is_stored = self.is_stored
+            batch.whole_maybe_written = self.whole_maybe_written or self.maybe_written
         self.split_into(parts)
         return batches
 

@@ -3,8 +3,7 @@
 `PRODUCE` says what each error code asks for. `decide` adds what the batch has behind
 it: its attempts, its age, whether it is alone in its batch. The scheduler only does
 what comes out. `TRANSACTIONAL` has the tables of the requests of a transaction; what comes
-of them there is in transactions.py. The documentation's tables are made from
-`produce_table()` and `transactional_table()`.
+of them there is in transactions.py. The documentation's tables are made from these.
 """
 
 from __future__ import annotations
@@ -13,7 +12,16 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from asyncproducer.errors import ErrorCode, Persisted, error_name, is_retriable, needs_refresh
+from asyncproducer.errors import (
+    AuthorizationError,
+    BrokerError,
+    ErrorCode,
+    KafkaError,
+    Persisted,
+    error_name,
+    is_retriable,
+    needs_refresh,
+)
 
 __all__ = [
     "ADD_OFFSETS_TO_TXN",
@@ -29,9 +37,8 @@ __all__ = [
     "Rule",
     "TxnAction",
     "decide",
-    "produce_table",
+    "fatal_error",
     "rule_for",
-    "transactional_table",
     "txn_action_for",
 ]
 
@@ -194,30 +201,13 @@ def decide(
     return Decision(action, rule.refresh, rule.persisted, sequence)
 
 
-#: What comes of an action in the end, where nothing better happens.
-_SEEN = {
-    Action.ACKNOWLEDGE: "`RecordMetadata`",
-    Action.RETRY: "nothing, else `DeliveryTimeout`",
-    Action.SPLIT: "nothing, a single record `BrokerRejected`",
-    Action.FAIL: "`BrokerRejected`",
-    Action.FATAL: "`BrokerRejected`, then a `KafkaError` of each call",
-}
-
-
-def produce_table() -> str:
-    """The table as Markdown, for the documentation."""
-    lines = [
-        "| code | name | retriable | refresh | batch | in the log | what the user sees |",
-        "|---:|---|---|---|---|---|---|",
-    ]
-    for code in sorted(PRODUCE):
-        rule = PRODUCE[code]
-        lines.append(
-            f"| {code} | {error_name(code)} | {'yes' if is_retriable(code) else ''} "
-            f"| {'yes' if rule.refresh else ''} | {rule.action.value} | {rule.persisted} "
-            f"| {_SEEN[rule.action]} |"
-        )
-    return "\n".join(lines) + "\n"
+def fatal_error(code: int, message: str | None) -> KafkaError:
+    """What every later call raises after FATAL."""
+    if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        error: KafkaError = AuthorizationError(message or error_name(code))
+        error.code = code
+        return error
+    return BrokerError(code, message)
 
 
 # -- transactions --------------------------------------------------------------------------
@@ -311,19 +301,10 @@ TRANSACTIONAL: Mapping[str, Mapping[int, TxnAction]] = {
     "EndTxn": END_TXN,
 }
 
+#: Of no transaction: whatever neither passes nor moves is the error of the call.
+OFFSET_FETCH = _txn_rules(_FATAL)
+
 
 def txn_action_for(table: Mapping[int, TxnAction], code: int) -> TxnAction:
     """What an error code asks for; an unknown code counts as UNKNOWN_SERVER_ERROR."""
     return table.get(code, table[ErrorCode.UNKNOWN_SERVER_ERROR])
-
-
-def transactional_table() -> str:
-    """The tables as one of Markdown, for the documentation."""
-    lines = [
-        f"| code | name | {' | '.join(TRANSACTIONAL)} |",
-        f"|---:|---|{'---|' * len(TRANSACTIONAL)}",
-    ]
-    for code in sorted(PRODUCE):
-        actions = " | ".join(table[code].value for table in TRANSACTIONAL.values())
-        lines.append(f"| {code} | {error_name(code)} | {actions} |")
-    return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ five batches and answers a repeated one as a success. From this follow the rules
    partition's waiting batches are renumbered from 0 under the new epoch, once none of
    them is on the wire and those before the hole, which may be stored, have their end.
    Other partitions finish what they have under their old epoch and change when nothing
-   of theirs is outstanding.
+   of theirs is outstanding. A batch whose answer was lost asks under its old sequence first.
 4. A batch that is given up after it was sent may or may not be stored. The partition is
    then `unresolved`: nothing new leaves until its outstanding batches have told.
 
@@ -82,9 +82,11 @@ class PartitionSequences:
     """One partition's numbers."""
 
     __slots__ = (
+        "displaced",
         "hole",
         "last_acked_offset",
         "last_acked_sequence",
+        "maybe_forgotten",
         "next_sequence",
         "outstanding",
         "owner",
@@ -101,6 +103,9 @@ class PartitionSequences:
         self.next_sequence = 0
         self.last_acked_sequence = -1
         self.last_acked_offset = -1
+        #: Whether the topic may be another one by now, or was not used for long: its broker
+        #: may not know the producer.
+        self.maybe_forgotten = False
         #: Batches that have a sequence and no end yet, in sequence order: on the wire or
         #: waiting for their retry.
         self.outstanding: list[ProducerBatch] = []
@@ -109,6 +114,9 @@ class PartitionSequences:
         #: The first sequence that is lost, or None. The outstanding batches from there on
         #: are to be renumbered under a new epoch.
         self.hole: int | None = None
+        #: Whether there is a hole where nothing is missing: the broker has forgotten the
+        #: producer, and may have taken a later batch for its first.
+        self.displaced = False
 
     @property
     def on_wire(self) -> bool:
@@ -205,6 +213,7 @@ class Sequences:
             leader = partition.owner.leader
             return (
                 partition.last_acked_sequence >= 0
+                and not partition.maybe_forgotten
                 and not self._stale(partition)
                 and all(
                     b.in_flight and b.attempts == 0 and b.sent_to == leader
@@ -212,7 +221,14 @@ class Sequences:
                 )
             )
         first = partition.outstanding[0] if partition.outstanding else None
-        return first is batch and partition.is_before_hole(batch)
+        return first is batch and (partition.is_before_hole(batch) or self._asks(batch))
+
+    def _asks(self, batch: ProducerBatch) -> bool:
+        """Whether `batch` goes again under its sequence, though a hole is before it.
+
+        If its broker has it, it says so; under a new epoch it would be stored again.
+        """
+        return batch.maybe_written and not self.transactional
 
     def assign(self, partition: PartitionSequences, batch: ProducerBatch) -> None:
         """Give `batch` its sequence if it has none. It is outstanding from now on."""
@@ -235,8 +251,10 @@ class Sequences:
         partition.next_sequence = 0
         partition.last_acked_sequence = -1
         partition.last_acked_offset = -1
+        partition.maybe_forgotten = False
         partition.unresolved = None
         partition.hole = None
+        partition.displaced = False
         self._unresolved.pop(partition, None)
 
     # -- answers ---------------------------------------------------------------------------
@@ -248,6 +266,7 @@ class Sequences:
         self._forget(partition, batch)
         if not self._same_epoch(partition, batch):
             return
+        partition.maybe_forgotten = False
         last = increment(batch.base_sequence, batch.count - 1)
         if partition.last_acked_sequence < 0 or is_before(partition.last_acked_sequence, last):
             partition.last_acked_sequence = last
@@ -310,6 +329,10 @@ class Sequences:
         if not self._same_epoch(partition, batch):
             return
         if partition.outstanding and partition.outstanding[0] is batch:
+            # Nor is it stored: the broker would know it, whatever became of earlier answers.
+            batch.maybe_written = False
+            if partition.hole is None and partition.unresolved is None:
+                partition.displaced = True
             self.bump(partition, batch.base_sequence)
 
     def unknown_producer(
@@ -327,8 +350,25 @@ class Sequences:
     def gives_up(
         self, partition: PartitionSequences, batch: ProducerBatch, why: str, log_start_offset: int
     ) -> bool:
-        """Whether `batch`, which the answers above would repeat, has to fail instead."""
-        return False
+        """Whether `batch`, which the answers above would repeat, has to fail instead.
+
+        Under a new epoch the broker would store again what it has, or what may still reach it:
+
+        - a part of a batch whose first answers were lost, and which was found too large then.
+          The broker refuses the parts' sequences if it has the whole: it knows its last five
+          batches, not what they were made of;
+        - what it has said that it has;
+        - a batch whose answer was lost, behind one that was given up without an answer: both
+          requests may still arrive, one after the other;
+        - a batch whose answer was lost, where the broker has forgotten the producer.
+        """
+        if batch.whole_maybe_written or batch.is_stored:
+            return True
+        if not batch.maybe_written:
+            return False
+        if why == "out_of_order":
+            return partition.unresolved is not None
+        return log_start_offset >= 0
 
     # -- epochs ----------------------------------------------------------------------------
 
@@ -354,7 +394,22 @@ class Sequences:
 
     def _may_renumber(self, partition: PartitionSequences) -> bool:
         first = partition.outstanding[0] if partition.outstanding else None
-        return first is None or not (partition.is_before_hole(first) or partition.on_wire)
+        return first is None or not (
+            partition.is_before_hole(first) or self._asks(first) or partition.on_wire
+        )
+
+    def doubtful(self) -> list[ProducerBatch]:
+        """Batches that have to fail before `apply_bumps`, which would store them again.
+
+        Their answers were lost, and they may be why an earlier batch was out of order.
+        """
+        return [
+            batch
+            for partition in self._renumber
+            if partition.displaced and self._may_renumber(partition)
+            for batch in partition.outstanding
+            if batch.maybe_written
+        ]
 
     def apply_bumps(self) -> list[PartitionSequences]:
         """Bump the epoch if a partition needs it and renumber what can be renumbered.

@@ -346,27 +346,30 @@ class TransactionManager:
         self.state = to
 
     def check(self, call: str) -> None:
-        """Raise if `call` is not allowed now."""
-        if self.state is _S.FATAL_ERROR and self.error is not None:
-            raise again(self.error)
-        ending = self._ending
+        """Raise if `call` is not allowed now. Whatever is raised names the call and the state."""
+        state, ending = self.state, self._ending
+        if ending is None and state in CALLS[call]:
+            return
+        refused = f"{call}() is not allowed in state {state.name}: "
+        if state is _S.FATAL_ERROR and self.error is not None:
+            error = again(self.error)
+            error.args = (f"{refused}{self.error}",)
+            raise error
         if ending is not None and (ending.error is None or call != ABORT):
             raise IllegalStateError(
-                f"{call}() is not allowed in state {self.state.name}: the end of "
-                f"{ending.name}() is not known yet; call {ending.name}() again to wait for it"
+                f"{refused}the end of {ending.name}() is not known yet; call {ending.name}() again "
+                "to wait for it"
             )
-        if self.state is _S.ABORTABLE_ERROR and call in (SEND, SEND_OFFSETS, COMMIT):
-            raise self.aborted()
-        if self.state not in CALLS[call]:
-            raise IllegalStateError(
-                f"{call}() is not allowed in state {self.state.name}: {_HINTS[self.state]}"
-            )
+        if state is _S.ABORTABLE_ERROR and call in (SEND, SEND_OFFSETS, COMMIT):
+            raise self.aborted(refused)
+        if state not in CALLS[call]:
+            raise IllegalStateError(refused + _HINTS[state])
 
-    def aborted(self) -> TransactionAborted:
-        """The error of calls in a transaction that can only be aborted."""
+    def aborted(self, refused: str = "") -> TransactionAborted:
+        """The error of calls in a transaction that can only be aborted; `refused` begins it."""
         error = TransactionAborted(
-            f"the transaction cannot be committed: {self.error}; abort_transaction(), then begin "
-            "another one"
+            f"{refused}the transaction cannot be committed: {self.error}; abort_transaction(), "
+            "then begin another one"
         )
         if self.error is not None:
             error.code = self.error.code
@@ -698,7 +701,7 @@ class TransactionManager:
             if table is not FIND_COORDINATOR:
                 self.trouble = None
             return True
-        error = self._error(request, code, message)
+        error = self.error_for(request.kind, code, message)
         if action is TxnAction.BUMP:
             possible = self.can_bump or self.version_two
             action = TxnAction.ABORTABLE if possible else TxnAction.FATAL
@@ -719,14 +722,15 @@ class TransactionManager:
             return inf
         return min(_FIRST_MARKERS_SECONDS * 2.0 ** min(request.attempts, 10), _MARKERS_SECONDS)
 
-    def _error(self, request: TxnRequest, code: int, message: str | None = None) -> KafkaError:
-        name = request.kind.value[1]
+    def error_for(self, kind: Kind, code: int, message: str | None = None) -> KafkaError:
+        """The error of a code in the answer to a request."""
+        name = kind.value[1]
         if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
             message = (
                 f"transaction_timeout_ms={self.timeout_ms} must be more than 0 and at most the "
                 "brokers' transaction.max.timeout.ms"
             )
-        if code == ErrorCode.INVALID_TXN_STATE and request.kind is Kind.END:
+        if code == ErrorCode.INVALID_TXN_STATE and kind is Kind.END:
             message = (
                 "the broker has no open transaction: it was open for more than "
                 f"transaction_timeout_ms={self.timeout_ms}, and so the broker has aborted it"
@@ -818,20 +822,16 @@ class TransactionManager:
                 self._is_done(request, ADD_PARTITIONS_TO_TXN, code, now)
                 return ()
         if denied:
-            error: KafkaError = AuthorizationError(
-                f"not authorized for {', '.join(sorted(denied))}"
-            )
-            error.code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            self._abortable_for(request, error)
+            named = f"not authorized for {', '.join(sorted(denied))}"
+            code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            self._abortable_for(request, self.error_for(request.kind, code, named))
             return ()
         if refused:
-            place, code = next(iter(refused.items()))
+            code = next(iter(refused.values()))
             named = ", ".join(
                 f"{p}: {ErrorCode(c).name}" for p, c in refused.items() if c in _CODES
             )
-            self._abortable_for(
-                request, BrokerError(code, f"answer to AddPartitionsToTxn: {named}")
-            )
+            self._abortable_for(request, self.error_for(request.kind, code, named))
             return ()
         self.trouble = None
         self._pending.difference_update(request.partitions)
@@ -903,6 +903,9 @@ _CLEAR = (ProducerFenced, AuthorizationError, AuthenticationError, UnsupportedVe
 _DENIED: dict[int, str] = {
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
         "this principal may not use the transactional id: grant Write and Describe on it"
+    ),
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: (
+        "this principal may not use the topic: grant Write on it, or Read to commit offsets of it"
     ),
     ErrorCode.GROUP_AUTHORIZATION_FAILED: (
         "this principal may not commit offsets of the group: grant Read on it"

@@ -60,6 +60,8 @@ __all__ = [
     "InitProducerIdRequest",
     "InitProducerIdResponse",
     "MetadataRequest",
+    "OffsetFetchRequest",
+    "OffsetFetchResponse",
     "ProducePartition",
     "ProducePartitionResponse",
     "ProduceResponse",
@@ -95,6 +97,7 @@ class ApiKey(IntEnum):
     FETCH = 1
     LIST_OFFSETS = 2
     METADATA = 3
+    OFFSET_FETCH = 9
     FIND_COORDINATOR = 10
     SASL_HANDSHAKE = 17
     API_VERSIONS = 18
@@ -111,6 +114,8 @@ SUPPORTED: dict[ApiKey, tuple[int, int]] = {
     ApiKey.PRODUCE: PRODUCE_VERSIONS,
     # Version 4 came with Kafka 0.11, as Produce 3 did: allow_auto_topic_creation.
     ApiKey.METADATA: (4, 13),
+    # 7 brought require_stable (KIP-447), 10 has topic ids for names.
+    ApiKey.OFFSET_FETCH: (7, 9),
     ApiKey.FIND_COORDINATOR: (0, 6),
     ApiKey.SASL_HANDSHAKE: (0, 1),
     ApiKey.API_VERSIONS: (0, 4),
@@ -133,6 +138,7 @@ _FLEXIBLE_SINCE: dict[int, int] = {
     ApiKey.FETCH: 12,
     ApiKey.LIST_OFFSETS: 6,
     ApiKey.METADATA: 9,
+    ApiKey.OFFSET_FETCH: 6,
     ApiKey.FIND_COORDINATOR: 3,
     ApiKey.SASL_HANDSHAKE: _NEVER,
     ApiKey.API_VERSIONS: 3,
@@ -148,6 +154,7 @@ _FLEXIBLE_SINCE: dict[int, int] = {
 _THROTTLES_CLIENT_SINCE: dict[int, int] = {
     ApiKey.PRODUCE: 6,
     ApiKey.METADATA: 6,
+    ApiKey.OFFSET_FETCH: 4,
     ApiKey.API_VERSIONS: 2,
     ApiKey.FIND_COORDINATOR: 2,
     ApiKey.INIT_PRODUCER_ID: 1,
@@ -920,6 +927,68 @@ class EndTxnRequest(Request[EndTxnResponse]):
         producer_epoch = reader.int16() if version >= 5 else -1
         reader.skip_tagged_fields()
         return EndTxnResponse(throttle_ms, error_code, producer_id, producer_epoch)
+
+
+class OffsetFetchResponse(NamedTuple):
+    """What a group has committed: an error code and an offset (-1 for none) for each partition."""
+
+    throttle_ms: int
+    error_code: int
+    offsets: dict[TopicPartition, tuple[int, OffsetAndMetadata]]
+
+
+class OffsetFetchRequest(Request[OffsetFetchResponse]):
+    """Asks for the committed offsets of a group, not for those that an open transaction may
+    still change."""
+
+    __slots__ = ("group_id", "partitions")
+
+    api_key = ApiKey.OFFSET_FETCH
+
+    def __init__(self, group_id: str, partitions: Iterable[TopicPartition]) -> None:
+        self.group_id = group_id
+        self.partitions = tuple(partitions)
+
+    def _entity(self, version: int, schema: Any) -> Any:
+        names = _by_topic(self.partitions).items()
+        if version < 8:
+            topics = tuple(
+                schema.OffsetFetchRequestTopic(name=name, partition_indexes=tuple(numbers))
+                for name, numbers in names
+            )
+            return schema.OffsetFetchRequest(
+                group_id=self.group_id, topics=topics, require_stable=True
+            )
+        topics = tuple(
+            schema.OffsetFetchRequestTopics(name=name, partition_indexes=tuple(numbers))
+            for name, numbers in names
+        )
+        group = schema.OffsetFetchRequestGroup(group_id=self.group_id, topics=topics)
+        return schema.OffsetFetchRequest(groups=(group,), require_stable=True)
+
+    def _read(self, version: int, reader: Reader) -> OffsetFetchResponse:
+        throttle_ms = reader.int32()
+        offsets: dict[TopicPartition, tuple[int, OffsetAndMetadata]] = {}
+        groups = 1 if version < 8 else reader.array_length(5)
+        error_code = 0
+        for _ in range(groups):
+            if version >= 8:
+                reader.string()
+            for _ in range(reader.array_length(3)):
+                topic = reader.string()
+                for _ in range(reader.array_length(20)):
+                    place = TopicPartition(topic, reader.int32())
+                    offset, epoch = reader.int64(), reader.int32()
+                    metadata = reader.nullable_string() or ""
+                    found = OffsetAndMetadata(offset, metadata, epoch)
+                    offsets[place] = (reader.int16(), found)
+                    reader.skip_tagged_fields()
+                reader.skip_tagged_fields()
+            error_code = reader.int16()
+            if version >= 8:
+                reader.skip_tagged_fields()
+        reader.skip_tagged_fields()
+        return OffsetFetchResponse(throttle_ms, error_code, offsets)
 
 
 # -- SASL ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from asyncproducer.core.accumulator import Accumulator
 from asyncproducer.core.answers import INIT_PRODUCER_ID, Answer, answer_for
 from asyncproducer.core.delivery import PENDING, Failure
 from asyncproducer.core.metadata import LeaderHint
-from asyncproducer.core.outcome import Action, Decision, decide, rule_for
+from asyncproducer.core.outcome import Action, Decision, decide, fatal_error, rule_for
 from asyncproducer.core.sequences import Sequences
 from asyncproducer.errors import (
     AuthorizationError,
@@ -482,13 +482,9 @@ class Scheduler:
         return self._sequences.gives_up(partition, batch, decision.sequence, log_start)
 
     def _fatal(self, code: int, message: str | None) -> KafkaError:
-        if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-            error: KafkaError = AuthorizationError(message or error_name(code))
-            error.code = code
-            return error
         if code == ErrorCode.PRODUCER_FENCED and self._transactions is not None:
             return self._transactions.fenced("Produce")
-        return BrokerError(code, message)
+        return fatal_error(code, message)
 
     def _retry(
         self, batch: ProducerBatch, decision: Decision, log_start: int, code: int, now: float
@@ -524,9 +520,22 @@ class Scheduler:
         now: float,
         record_errors: dict[int, str | None] | None = None,
     ) -> None:
+        failure = self._failure(batch, code, message, cause, now, record_errors)
+        if self._accumulator.fail(batch, failure, now):
+            self._metrics.records_failed(batch.topic, batch.count)
+
+    def _failure(
+        self,
+        batch: ProducerBatch,
+        code: int,
+        message: str | None,
+        cause: BaseException | None,
+        now: float,
+        record_errors: dict[int, str | None] | None = None,
+    ) -> Failure:
         name = error_name(code)
         text = f"{name}: {message}" if message else name
-        failure = Failure(
+        return Failure(
             BrokerRejected if cause is None else DeliveryError,
             f"{batch.count} record(s) for {batch.topic}-{batch.partition} were not delivered: "
             f"{text} (attempt {batch.sends})",
@@ -537,8 +546,6 @@ class Scheduler:
             elapsed=now - batch.created_at,
             record_errors=record_errors,
         )
-        if self._accumulator.fail(batch, failure, now):
-            self._metrics.records_failed(batch.topic, batch.count)
 
     def give_up(self, error: KafkaError, now: float) -> None:
         """Nothing can be sent any more: every batch fails with `error`."""
@@ -568,6 +575,16 @@ class Scheduler:
             return
         accumulator = self._accumulator
         accumulator.touch_partitions(sequences.resolve(), now)
+        for batch in sequences.doubtful():
+            failure = self._failure(
+                batch,
+                int(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+                "the broker refused what was sent before it, and may have this",
+                None,
+                now,
+            )
+            if accumulator.give_up(batch, failure, now):
+                self._metrics.records_failed(batch.topic, batch.count)
         accumulator.touch_partitions(sequences.apply_bumps(), now)
         if sequences.needs_id:
             sequences.requested()

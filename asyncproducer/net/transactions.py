@@ -21,7 +21,6 @@ from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.delivery import Failure
 from asyncproducer.core.sequences import PartitionSequences, TransactionalSequences
 from asyncproducer.core.transactions import (
-    SEND,
     SEND_OFFSETS,
     START,
     Kind,
@@ -138,9 +137,9 @@ class Transactions:
             return False
         return manager.is_open or manager.state is _S.FATAL_ERROR or number == self._cut_off
 
-    def check_send(self) -> None:
-        """Raise if records cannot be sent now."""
-        self._manager.check(SEND)
+    def check(self, call: str) -> None:
+        """Raise if a call (of those in core/transactions.py) is not allowed now."""
+        self._manager.check(call)
 
     # -- calls -----------------------------------------------------------------------------
 

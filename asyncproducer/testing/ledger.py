@@ -18,16 +18,35 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import enum
+import itertools
 import secrets
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from asyncproducer.core.delivery import Delivery
 
-__all__ = ["Ledger", "Verdict", "percentile"]
+__all__ = ["Ledger", "State", "Verdict", "percentile"]
 
-_OPEN, _ACKNOWLEDGED, _NO, _MAYBE, _YES, _REFUSED, _ABORTED = range(7)
+
+class State(enum.IntEnum):
+    """What the producer has said of a record: nothing yet, that it is in the log, or an error.
+
+    NO, MAYBE and YES failed, by what the error said of the log. REFUSED: the call raised.
+    """
+
+    OPEN = 0
+    ACKNOWLEDGED = 1
+    NO = 2
+    MAYBE = 3
+    YES = 4
+    REFUSED = 5
+    ABORTED = 6
+
+
+# Plain numbers: one is written and read for each record.
+_OPEN, _ACKNOWLEDGED, _NO, _MAYBE, _YES, _REFUSED, _ABORTED = map(int, State)
 _FAILED = {"no": _NO, "maybe": _MAYBE, "yes": _YES}
 
 
@@ -224,6 +243,14 @@ class Ledger:
                 s == _ACKNOWLEDGED and offset < 0 for s, offset in zip(states, offsets, strict=True)
             ),
         )
+
+    def ranges(self) -> Iterator[tuple[State, int, int]]:
+        """The state of all records so far, with the first and the last number that have it."""
+        first = 0
+        for state, same in itertools.groupby(self._states):
+            last = first + sum(1 for _ in same) - 1
+            yield State(state), first, last
+            first = last + 1
 
     def missing(self) -> list[tuple[int, int, int]]:
         """Number, and told partition and offset, of acknowledged records that were not read."""

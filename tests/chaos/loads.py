@@ -190,6 +190,8 @@ class Load:
                     await until_known(producer.commit_transaction)
                     self.commits += 1
                     continue
+                # An abort drops what was not sent: with this it has something to take back.
+                await producer.flush()
             except TransactionAborted:
                 pass
             await until_known(producer.abort_transaction)

@@ -727,15 +727,21 @@ def test_the_first_record_of_a_part_is_taken_whatever_its_size() -> None:
 
 def test_splitting_a_part_halves_it() -> None:
     """RA-23: the target is half its size, but never below its largest record."""
-    batch, _ = sealed([100] * 16)
-    [first] = batch.split(10_000_000)
-    assert first.count == 16
+    batch, _ = sealed([100] * 32)
+    first, second = batch.split(10_000_000)
+    assert (first.count, second.count) == (16, 16)
     finish(first)
     assert [part.count for part in first.split(10_000_000)] == [7, 7, 2]
-    uneven, _ = sealed([10, 10, 900, 10])
-    [part] = uneven.split(10_000_000)
+    uneven, _ = sealed([10, 10, 900, 10, 1000])
+    part, _ = uneven.split(1_900)
     finish(part)
     assert [p.count for p in part.split(10_000_000)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("which", CODECS)
+def test_splitting_a_batch_that_is_below_the_target_halves_it(which: Codec | None) -> None:
+    batch, _ = sealed([100] * 16, codec=which)
+    assert [part.count for part in batch.split(10_000_000)] == [8, 8]
 
 
 @pytest.mark.parametrize("which", CODECS)

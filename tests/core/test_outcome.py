@@ -8,6 +8,7 @@ from asyncproducer.core.outcome import (
     END_TXN,
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
+    OFFSET_FETCH,
     PRODUCE,
     TRANSACTIONAL,
     TXN_OFFSET_COMMIT,
@@ -15,9 +16,7 @@ from asyncproducer.core.outcome import (
     Decision,
     TxnAction,
     decide,
-    produce_table,
     rule_for,
-    transactional_table,
     txn_action_for,
 )
 from asyncproducer.errors import ErrorCode, Persisted
@@ -187,17 +186,6 @@ def test_the_sequences_are_looked_at_before_a_retry_only(code: ErrorCode, sequen
     assert ask(code, idempotent=False).sequence == ""
 
 
-def test_the_table_for_the_documentation_has_a_line_per_code() -> None:
-    lines = produce_table().splitlines()
-    assert len(lines) == 2 + len(ErrorCode)
-    assert "| 0 | NONE |  |  | acknowledge | yes | `RecordMetadata` |" in lines
-    assert (
-        "| 13 | NETWORK_EXCEPTION | yes | yes | retry | maybe | nothing, else `DeliveryTimeout` |"
-    ) in lines
-    assert "| 17 | INVALID_TOPIC_EXCEPTION |  |  | fail | no | `BrokerRejected` |" in lines
-    assert produce_table().endswith("|\n")
-
-
 # -- transactions --------------------------------------------------------------------------
 
 REPEAT, FIND, ABORT, BUMP, FENCED, GONE = (
@@ -267,8 +255,8 @@ def test_every_code_of_kafka_has_its_rule_in_a_transaction() -> None:
         assert txn_action_for(table, 12345) is table[E.UNKNOWN_SERVER_ERROR]
 
 
-def test_the_table_of_transactions_for_the_documentation_has_a_line_per_code() -> None:
-    lines = transactional_table().splitlines()
-    assert len(lines) == 2 + len(ErrorCode)
-    assert lines[0] == f"| code | name | {' | '.join(TRANSACTIONAL)} |"
-    assert "| 16 | NOT_COORDINATOR | repeat | find | find | find | find | find |" in lines
+def test_committed_offsets_are_asked_for_again_where_that_may_help() -> None:
+    assert set(OFFSET_FETCH) == {int(code) for code in ErrorCode}
+    actions = {E.UNSTABLE_OFFSET_COMMIT: REPEAT, E.NOT_COORDINATOR: FIND, E.INVALID_GROUP_ID: GONE}
+    for code, action in actions.items():
+        assert OFFSET_FETCH[code] is action

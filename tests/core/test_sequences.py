@@ -1062,11 +1062,8 @@ def test_the_parts_of_a_split_share_the_sequences_of_their_batch(which: Codec | 
     assert rig.memory.taken == batch.memory > 0
     rig.accumulator.landed(batch)
     rig.accumulator.split(batch, rig.now)
-    # The first split aims at batch.size: here nothing is gained, so once more.
     rig.accumulator.give_back()
     assert rig.memory.taken == 0
-    [whole] = rig.drain()
-    rig.refuse(whole, E.MESSAGE_TOO_LARGE)
     assert not batch.in_flight
     assert rig.numbers().next_sequence == 2
     assert rig.queued() == [0, 1]
@@ -1090,7 +1087,7 @@ def test_parts_that_are_given_up_before_they_leave_do_not_block_the_partition(by
         rig.refuse(rig.drain_one(), E.MESSAGE_TOO_LARGE)
     part = rig.drain_one()
     assert rig.numbers().outstanding == [part, *rig.queue().batches]
-    assert len(rig.queue().batches) == 3
+    assert len(rig.queue().batches) == 2
     if by == "expiry":
         rig.later(10.0)
         rig.step()
@@ -1253,6 +1250,19 @@ def test_out_of_order_is_repeated_only_behind_what_is_missing() -> None:
     assert sequences.gives_up(partition, second, "out_of_order", -1)
     ordinary, partition = known()
     assert not ordinary.gives_up(partition, send(ordinary, partition), "out_of_order", -1)
+
+
+@pytest.mark.parametrize("why", ["out_of_order", "unknown_producer"])
+def test_no_part_of_what_may_be_stored_as_a_whole_gets_a_new_epoch(why: str) -> None:
+    sequences, partition = known()
+    batch = send(sequences, partition, 4)
+    batch.maybe_written = True
+    parts = batch.split(1)
+    sequences.split(partition, batch, parts)
+    for part in parts:
+        part.maybe_written = False
+        again = part.split(1) if part.count > 1 else [part]
+        assert all(sequences.gives_up(partition, each, why, 0) for each in again)
 
 
 def test_unknown_producer_in_a_transaction() -> None:

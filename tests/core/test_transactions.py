@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
+from asyncproducer.cli.error_tables import effect
 from asyncproducer.core import wire
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
+from asyncproducer.core.outcome import TRANSACTIONAL
 from asyncproducer.core.sequences import PartitionSequences
 from asyncproducer.core.transactions import (
     ABORT,
     BEGIN,
-    CALLS,
     COMMIT,
     SEND,
     SEND_OFFSETS,
     START,
-    TRANSITIONS,
     Kind,
     MarkerPause,
     Operation,
@@ -249,36 +249,90 @@ def test_each_state_can_be_come_to(state: TransactionState) -> None:
     assert WAYS[state]().manager.state is state
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("state", TransactionState)
+#: Spec 9.2, written out here: the state in which each call is allowed. A commit and an abort may
+#: also be called again while they go on: they wait for the same end.
+LEGAL = [
+    (S.UNINITIALIZED, START),
+    (S.READY, BEGIN),
+    (S.IN_TRANSACTION, SEND),
+    (S.IN_TRANSACTION, SEND_OFFSETS),
+    (S.IN_TRANSACTION, COMMIT),
+    (S.IN_TRANSACTION, ABORT),
+    (S.ABORTABLE_ERROR, ABORT),
+    (S.COMMITTING, COMMIT),
+    (S.ABORTING, ABORT),
+]
+NAMES = [START, BEGIN, SEND, SEND_OFFSETS, COMMIT, ABORT]
+PAIRS = [(state, name) for state in TransactionState for name in NAMES]
+ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
+
+
+@pytest.mark.parametrize(("state", "name"), LEGAL)
+def test_a_call_in_a_state_where_it_is_legal_is_taken(state: TransactionState, name: str) -> None:
+    call(WAYS[state]().manager, name)
+
+
+@pytest.mark.parametrize(("state", "name"), ILLEGAL)
 def test_a_call_in_a_state_where_it_is_illegal_names_both_and_changes_nothing(
     state: TransactionState, name: str
 ) -> None:
-    """TX-01, TX-08, TX-22, TX-38: IllegalStateError, and what went wrong before where it did."""
-    world = WAYS[state]()
-    manager = world.manager
-    same = {(S.COMMITTING, COMMIT), (S.ABORTING, ABORT)}
-    if state in CALLS[name] or (state, name) in same:
-        call(manager, name)
-        return
+    """TX-01, TX-08, TX-22, TX-38: IllegalStateError, or what went wrong before where it did."""
+    manager = WAYS[state]().manager
+    before = manager.error
     expected: type[KafkaError] = IllegalStateError
-    text = rf"{name}\(\) is not allowed in state {state.name}"
+    text, code, cause = "", None, None
     if state is S.FATAL_ERROR:
-        expected, text = ProducerFenced, "fenced"
+        expected, text, code = ProducerFenced, "fenced", E.PRODUCER_FENCED
     elif state is S.ABORTABLE_ERROR and name not in (BEGIN, START):
-        expected, text = TransactionAborted, "too large; abort_transaction"
-    with pytest.raises(expected, match=text):
+        expected, text, cause = TransactionAborted, "too large; abort_transaction", before
+    with pytest.raises(KafkaError) as caught:
         call(manager, name)
+    assert type(caught.value) is expected
+    assert str(caught.value).startswith(f"{name}() is not allowed in state {state.name}: ")
+    assert text in str(caught.value)
+    assert (caught.value.code, caught.value.__cause__) == (code, cause)
     assert manager.state is state
+    assert manager.error is before
+
+
+def test_an_error_of_every_call_keeps_what_it_has_and_grows_no_longer() -> None:
+    """Its class, cause, code and attributes are what `except` clauses look at."""
+    world = World().begun()
+    first = BrokerError(E.INVALID_PRODUCER_ID_MAPPING, "forgotten")
+    first.__cause__ = cause = ConnectionFailed("lost")
+    world.manager.fatal(first)
+    texts = set()
+    for _ in range(3):
+        with pytest.raises(BrokerError) as caught:
+            call(world.manager, BEGIN)
+        assert caught.value is not first
+        assert (caught.value.code, caught.value.retriable) == (first.code, False)
+        assert caught.value.__cause__ is cause
+        texts.add(str(caught.value))
+    assert texts == {f"begin_transaction() is not allowed in state FATAL_ERROR: {first}"}
+
+
+#: Spec 9.1, from where each state is come to. Not ours: UNINITIALIZED again, ABORTABLE_ERROR from
+#: INITIALIZING (there is nothing to be aborted), and an error once more.
+COME_FROM = {
+    S.UNINITIALIZED: set[TransactionState](),
+    S.INITIALIZING: {S.UNINITIALIZED, S.COMMITTING, S.ABORTING},
+    S.READY: {S.INITIALIZING, S.COMMITTING, S.ABORTING},
+    S.IN_TRANSACTION: {S.READY},
+    S.COMMITTING: {S.IN_TRANSACTION},
+    S.ABORTING: {S.IN_TRANSACTION, S.ABORTABLE_ERROR},
+    S.ABORTABLE_ERROR: {S.IN_TRANSACTION, S.COMMITTING},
+    S.FATAL_ERROR: set(TransactionState) - {S.FATAL_ERROR},
+}
 
 
 @pytest.mark.parametrize("to", TransactionState)
 @pytest.mark.parametrize("state", TransactionState)
-def test_a_move_that_the_table_has_not_names_both_states(
+def test_a_move_that_is_illegal_names_both_states(
     state: TransactionState, to: TransactionState
 ) -> None:
     manager = WAYS[state]().manager
-    if to in TRANSITIONS[state]:
+    if state in COME_FROM[to]:
         manager._move(to)
         assert manager.state is to
         return
@@ -834,7 +888,7 @@ def test_a_producer_that_is_fenced_is_of_no_use_any_more(kind: Kind, code: Error
     if operation is not None:
         with pytest.raises(ProducerFenced, match="'tx'"):
             world.ended(operation)
-    for name in CALLS:
+    for name in NAMES:
         with pytest.raises(KafkaError, match="has taken over"):
             call(world.manager, name)
 
@@ -1008,6 +1062,43 @@ def test_a_transaction_timeout_that_brokers_refuse_is_explained() -> None:
     assert operation is not None
     with pytest.raises(BrokerError, match=r"transaction_timeout_ms=60000 .*max\.timeout"):
         world.ended(operation)
+
+
+@pytest.mark.parametrize("name", TRANSACTIONAL)
+def test_each_code_does_what_the_documentation_says(name: str) -> None:
+    """Class, transaction, and who is asked again: docs/errors.md."""
+    request_name = f"{name} of a transaction"
+    for code in E:
+        row = effect(request_name, code)
+        if name == "FindCoordinator":  # that of a group: within a transaction
+            world = World().begun()
+            operation: Operation | None = world.manager.send_offsets(OFFSETS, GROUP)
+            world.answer(world.ask(Kind.ADD_OFFSETS))
+            request = world.ask(Kind.FIND_COORDINATOR)
+        else:
+            (kind,) = (k for k in Kind if k.value[1] == name)
+            world, request, operation = reaches(kind)
+        coordinators = dict(world.manager.coordinators)
+        world.answer(request, code)
+        state, error = world.manager.state, world.manager.error
+        seen = row.error
+        if row.transaction == "goes on":
+            assert error is None
+            assert state not in (S.ABORTABLE_ERROR, S.FATAL_ERROR)
+            error = world.manager.trouble if code else None
+            seen = seen.removeprefix("`TransactionTimeout`, cause ")
+        elif row.transaction == "fatal":
+            assert state is S.FATAL_ERROR
+        else:
+            assert state is S.ABORTABLE_ERROR
+            seen = seen.removeprefix("`TransactionAborted`, cause ")
+        assert seen == ("" if error is None else f"`{type(error).__name__}`"), code
+        assert (world.manager.coordinators == coordinators) == (row.refresh != "coordinator") or (
+            name == "FindCoordinator"
+        )
+        assert row.retriable == (error is not None and error.retriable)
+        if operation is not None and operation.error is not None:
+            assert f"`{type(operation.error).__name__}`" == row.error.partition(",")[0]
 
 
 @pytest.mark.parametrize("can_bump", [True, False])
@@ -1201,7 +1292,7 @@ def test_a_call_that_timed_out_goes_on_and_only_it_may_be_made_again(name: str) 
     request = world.ask(Kind.END)
     for done in (False, True):
         assert again() is operation
-        for other in CALLS:
+        for other in NAMES:
             if other in (name, START):
                 continue
             with pytest.raises(IllegalStateError, match=rf"call {name}\(\) again"):

@@ -39,6 +39,8 @@ from asyncproducer.core.wire import (
     InitProducerIdRequest,
     InitProducerIdResponse,
     MetadataRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
     Request,
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
@@ -289,6 +291,32 @@ def kept_of_end_txn(version: int, value: EndTxnResponse) -> EndTxnResponse:
     return value if version >= 5 else value._replace(producer_id=-1, producer_epoch=-1)
 
 
+def kio_offset_fetch(schema: Any, value: OffsetFetchResponse) -> Any:
+    names: dict[str, list[Any]] = {}
+    plural = hasattr(schema, "OffsetFetchResponseGroup")
+    part = schema.OffsetFetchResponsePartitions if plural else schema.OffsetFetchResponsePartition
+    topic = schema.OffsetFetchResponseTopics if plural else schema.OffsetFetchResponseTopic
+    for place, (error, found) in value.offsets.items():
+        names.setdefault(place.topic, []).append(
+            part(
+                partition_index=place.partition,
+                committed_offset=found.offset,
+                committed_leader_epoch=found.leader_epoch,
+                metadata=found.metadata or None,
+                error_code=code(error),
+            )
+        )
+    topics = tuple(topic(name=name, partitions=tuple(each)) for name, each in names.items())
+    if not plural:
+        return schema.OffsetFetchResponse(
+            throttle_time=ms(value.throttle_ms), topics=topics, error_code=code(value.error_code)
+        )
+    group = schema.OffsetFetchResponseGroup(
+        group_id="group", topics=topics, error_code=code(value.error_code)
+    )
+    return schema.OffsetFetchResponse(throttle_time=ms(value.throttle_ms), groups=(group,))
+
+
 def kio_sasl_handshake(schema: Any, value: SaslHandshakeResponse) -> Any:
     return schema.SaslHandshakeResponse(
         error_code=code(value.error_code), mechanisms=value.mechanisms
@@ -480,6 +508,28 @@ CASES = {
         st.builds(EndTxnResponse, THROTTLE, CODES, INT64, INT16),
         kio_end_txn,
         kept_of_end_txn,
+    ),
+    "OffsetFetch": Case(
+        OffsetFetchRequest("group", [TopicPartition("orders", 0)]),
+        OffsetFetchResponse(
+            30,
+            15,
+            {
+                TopicPartition("orders", 0): (88, OffsetAndMetadata(-1)),
+                TopicPartition("clicks", 3): (0, OffsetAndMetadata(2**40, '{"batch": 7}', 5)),
+            },
+        ),
+        st.builds(
+            OffsetFetchResponse,
+            THROTTLE,
+            CODES,
+            st.dictionaries(
+                st.builds(TopicPartition, TEXT, INT32),
+                st.tuples(CODES, st.builds(OffsetAndMetadata, INT64, TEXT, INT32)),
+                max_size=3,
+            ),
+        ),
+        kio_offset_fetch,
     ),
     "SaslHandshake": Case(
         SaslHandshakeRequest("PLAIN"),
@@ -880,6 +930,15 @@ def test_end_txn_request(version: int, commit: bool) -> None:
     assert entity.committed is commit
 
 
+@pytest.mark.parametrize("version", versions("OffsetFetch"))
+def test_offset_fetch_request_wants_offsets_that_no_open_transaction_changes(version: int) -> None:
+    request = OffsetFetchRequest("g", [TopicPartition("a", 2), TopicPartition("b", 0)])
+    entity = read_request(request, version)
+    group = entity if version < 8 else entity.groups[0]
+    assert (group.group_id, entity.require_stable) == ("g", True)
+    assert [(t.name, t.partition_indexes) for t in group.topics] == [("a", (2,)), ("b", (0,))]
+
+
 def test_versions_that_say_a_transaction_is_of_version_two_are_kept_from_others() -> None:
     """TX-42: the version of these requests tells the broker which protocol is followed."""
     group = ConsumerGroupMetadata("g")
@@ -1065,7 +1124,7 @@ def test_body_may_be_empty_after_the_header() -> None:
 
 def test_throttle_time_is_for_the_client_from_certain_versions_on() -> None:
     """Spec 6.9, KIP-219."""
-    since = {0: 6, 3: 6, 18: 2, 10: 2, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1}
+    since = {0: 6, 3: 6, 9: 4, 18: 2, 10: 2, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1}
     for api_key in ApiKey:
         for version in range(8):
             expected = version >= since.get(api_key, 99)

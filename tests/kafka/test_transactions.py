@@ -26,6 +26,7 @@ from asyncproducer import (
     ErrorCode,
     IllegalStateError,
     KafkaError,
+    OffsetAndMetadata,
     Producer,
     ProducerFenced,
     RecordTooLarge,
@@ -599,3 +600,20 @@ async def test_consume_transform_produce_while_brokers_restart(
     await bouncing
     assert await committed(kafka3, target) == inputs, f"{aborted} were aborted"
     assert await committed_offset(kafka3, group, source) == len(inputs)
+
+
+async def test_what_a_group_has_committed_is_told_after_its_transaction(
+    brokers: KafkaCluster, topic: str
+) -> None:
+    group, place = f"group-{topic}", TopicPartition(topic, 0)
+    async with transactional(brokers, f"{group}-id") as old:
+        assert await old.committed_offsets(group, [place]) == {}
+        async with old.transaction() as tx:
+            await tx.send_offsets({place: OffsetAndMetadata(5, "note")}, group)
+        await old.begin_transaction()
+        await old.send_offsets({place: 6}, group)
+        async with transactional(brokers, f"{group}-id") as new:
+            found = await new.committed_offsets(group, [place, (topic, 7)])
+            assert found == {place: OffsetAndMetadata(5, "note")}
+            with pytest.raises(ProducerFenced):
+                await old.commit_transaction()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 #: Version -> the newest Produce that it has: 13 names topics by id.
-VERSIONS = {"3.9.2": 11, "4.0.1": 12, "4.1.1": 13}
+VERSIONS = {"3.9.2": 11, "4.0.1": 12, "4.1.1": 13, "4.2.0": 13}
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

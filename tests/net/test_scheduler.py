@@ -10,7 +10,7 @@ import logging
 import traceback
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -872,6 +872,133 @@ async def test_callback_of_an_expired_batch_may_send_to_an_idle_broker(
     assert stored(cluster, "t4", 1) == [0, 1, 2]
 
 
+# -- a broker that does not know the producer, and answers that are lost -------------------------
+
+
+#: What happens to a batch that is stored.
+LOST: list[dict[str, Any]] = [
+    {"drop": "after"},
+    {"no_answer": True, "after_append": True},
+    {"error": "REQUEST_TIMED_OUT", "after_append": True},
+    {"error": "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "after_append": True},
+]
+
+
+@pytest.mark.parametrize("lost", LOST, ids=str)
+async def test_to_a_topic_that_was_made_again_nothing_is_pipelined_at_first(
+    cluster: EmbeddedCluster, new_producer: New, lost: dict[str, Any]
+) -> None:
+    """Its broker would take the second batch of a burst when it refuses the first."""
+    cluster.create_topic("again")
+    async with new_producer(metadata_max_age_ms=1000, request_timeout_ms=500, **SINGLE) as producer:
+        for number in range(3):
+            await producer.send("again", payload(number))
+        cluster.delete_topic("again")
+        cluster.create_topic("again")
+        await asyncio.sleep(3)
+        cluster.inject("produce", error="NOT_ENOUGH_REPLICAS", topic="again")
+        cluster.inject("produce", topic="again", **lost)
+        sent = [await producer.enqueue("again", payload(number)) for number in range(5)]
+        assert [each.offset for each in await outcomes(sent)] == [*range(5)]
+        assert sequences(producer, "again").producer_epoch == 0
+    assert stored(cluster, "again") == [*range(5)]
+
+
+@pytest.mark.parametrize("lost", LOST, ids=str)
+async def test_what_a_broker_that_forgot_the_producer_may_have_is_not_stored_again(
+    cluster: EmbeddedCluster, new_producer: New, lost: dict[str, Any]
+) -> None:
+    """It takes a later batch for the first; the earlier one then needs a new epoch."""
+    async with new_producer(request_timeout_ms=500, **SINGLE) as producer:
+        await producer.send("t", payload(0))
+        cluster.forget_producers("t", 0)
+        cluster.inject("produce", error="NOT_ENOUGH_REPLICAS")
+        cluster.inject("produce", **lost)
+        sent = [await producer.enqueue("t", payload(number)) for number in range(1, 6)]
+        ended = await outcomes(sent)
+        await producer.send("t", payload(6))
+        assert producer.health.buffered_bytes == 0
+    log = stored(cluster)
+    assert sorted(log) == sorted(set(log))
+    failed = {n for n, each in enumerate(ended, 1) if isinstance(each, DeliveryError)}
+    assert {*range(1, 6)} - failed <= {*log}
+    assert 2 in failed
+    assert {each.persisted for each in ended if isinstance(each, DeliveryError)} <= {"maybe", "yes"}
+
+
+@pytest.mark.parametrize("ms", range(320, 440, 10))
+async def test_requests_that_arrive_after_their_connection_was_given_up_double_nothing(
+    cluster: EmbeddedCluster, network: MemoryNetwork, new_producer: New, ms: int
+) -> None:
+    """The first expires, the second goes again on another connection; then both arrive."""
+    async with new_producer(
+        request_timeout_ms=300,
+        delivery_timeout_ms=350,
+        retry_backoff_ms=60,
+        retry_backoff_max_ms=60,
+        **SINGLE,
+    ) as producer:
+        await producer.send("t", payload(0))
+        began = now()
+        links = list(network.links)
+        for link in links:
+            link.to_server.stall()
+        first = await producer.enqueue("t", payload(1))
+        await asyncio.sleep(0.1)
+        second = await producer.enqueue("t", payload(2))
+        await asyncio.sleep(began + ms / 1000 - now())
+        for link in links:
+            link.to_server.resume()
+        ended = await outcomes([first, second])
+        await asyncio.sleep(0.5)
+        await producer.send("t", payload(3))
+    assert {each.persisted for each in ended if isinstance(each, DeliveryError)} == {"maybe"}
+    assert stored(cluster) == [0, 1, 2, 3]
+
+
+async def test_a_batch_behind_a_hole_asks_under_its_sequence_before_it_is_numbered_anew(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(**SINGLE) as producer:
+        await producer.send("t", payload(0))
+        cluster.inject("produce", error="INVALID_RECORD")
+        cluster.inject("produce", drop="before")
+        refused, cut = [await producer.enqueue("t", payload(number)) for number in (1, 2)]
+        ended = await outcomes([refused, cut])
+        assert isinstance(ended[0], BrokerRejected)
+        assert ended[1].offset == 1
+    assert stored(cluster) == [0, 2]
+    # With the old epoch, which was answered with OUT_OF_ORDER_SEQUENCE_NUMBER, then with the new.
+    assert sent_sequences(cluster)[-2:] == [(0, 2), (1, 0)]
+
+
+async def test_what_a_broker_has_said_that_it_has_stays_so(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    cluster.inject("produce", error="NOT_ENOUGH_REPLICAS_AFTER_APPEND", after_append=True)
+    cluster.inject("produce", error="REQUEST_TIMED_OUT", times=None)
+    async with new_producer(delivery_timeout_ms=2000, request_timeout_ms=500) as producer:
+        with pytest.raises(DeliveryTimeout) as caught:
+            await producer.send("t", payload(0))
+    assert caught.value.persisted == "yes"
+
+
+async def test_parts_of_a_batch_tell_of_its_attempts(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(
+        delivery_timeout_ms=1500, request_timeout_ms=500, retry_backoff_ms=100
+    ) as producer:
+        await producer.send("t", payload(0))
+        cluster.inject("produce", drop="after")
+        cluster.inject("produce", error="MESSAGE_TOO_LARGE")
+        cluster.inject("produce", no_answer=True, times=None)
+        ended = await outcomes([producer.send_nowait("t", payload(n)) for n in range(1, 9)])
+    # The second part never left.
+    assert (ended[-1].attempts, ended[-1].persisted) == (2, "maybe")
+    assert "the last of 2 attempts failed" in str(ended[-1])
+
+
 # -- too large ---------------------------------------------------------------------------------
 
 
@@ -904,19 +1031,45 @@ async def test_batch_that_the_broker_finds_too_large_is_split(
 
 async def test_split_keeps_sequences(cluster: EmbeddedCluster, new_producer: New) -> None:
     """SI-23: two records: the parts have sequences 0 and 1, and go one after the other."""
-    cluster.inject("produce", error="MESSAGE_TOO_LARGE", times=2)
+    cluster.inject("produce", error="MESSAGE_TOO_LARGE")
     async with new_producer(retries=1) as producer:
         await producer.warm_up("t")
         sent = [producer.send_nowait("t", payload(n)) for n in range(2)]
         assert [metadata.offset for metadata in await outcomes(sent)] == [0, 1]
         assert sequences(producer).next_sequence == 2
-    # The first split cannot make it smaller than batch_size; from then on parts halve.
+    # It was smaller than batch_size already.
     assert [(b.base_sequence, b.record_count) for b in batches(cluster)] == [
-        (0, 2),
         (0, 2),
         (0, 1),
         (1, 1),
     ]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("drop", ["before", "after"])
+async def test_a_batch_of_unknown_fate_that_is_too_large_then_is_stored_once(
+    cluster: EmbeddedCluster, new_producer: New, drop: Literal["before", "after"], times: int
+) -> None:
+    """Its parts keep its sequences: the log takes them only where it has not got the whole."""
+    async with new_producer(retry_backoff_ms=100) as producer:
+        await producer.send("t", payload(0))
+        cluster.inject("produce", drop=drop)
+        cluster.inject("produce", error="MESSAGE_TOO_LARGE", times=times)
+        sent = [producer.send_nowait("t", payload(n)) for n in range(1, 9)]
+        await asyncio.sleep(0.05)
+        behind = producer.send_nowait("t", payload(9))
+        ended = await outcomes(sent)
+        assert producer.metrics()["batch_split_total"] == times
+        if drop == "before":
+            assert [each.offset for each in ended] == list(range(1, 9))
+        else:
+            assert {type(each) for each in ended} == {BrokerRejected}
+            assert {each.code for each in ended} == {ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER}
+            assert {each.persisted for each in ended} == {"maybe"}
+        await behind
+        assert (await producer.send("t", payload(10))).offset == 10
+        assert producer.health.buffered_bytes == 0
+    assert stored(cluster) == list(range(11))
 
 
 async def test_single_record_too_large_for_the_broker_fails(

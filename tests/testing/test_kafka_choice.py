@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 
 from asyncproducer.testing import kafka_nodes
+from asyncproducer.testing.java import Java, JavaUnavailable
 from asyncproducer.testing.kafka import KafkaCluster, KafkaSource, KafkaUnavailable, choose_source
 from asyncproducer.testing.kafka_nodes import (
-    Java,
     common_properties,
     docker_answers,
     docker_environment,
     docker_properties,
-    find_java,
     free_ports,
-    java_version,
     jvm_properties,
     random_uuid,
     render_properties,
@@ -73,73 +71,6 @@ def test_no_engine_is_no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     pytest.importorskip("docker")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody-listens")
     assert docker_answers() is False
-
-
-# -- Java
-
-
-class Machine:
-    """Java executables and their versions; None as a version does not run."""
-
-    def __init__(self, **versions: int | None) -> None:
-        self.versions = versions
-        self.asked: list[str] = []
-
-    def version_of(self, executable: str) -> int | None:
-        self.asked.append(executable)
-        return self.versions[Path(executable).parts[1]]
-
-    def find(
-        self, *, home: str | None = None, path: str | None = None, bundled: str | None = None
-    ) -> Java:
-        return find_java(
-            {"JAVA_HOME": home} if home else {},
-            which=lambda name: path if name == "java" else None,
-            version_of=self.version_of,
-            bundled=lambda: bundled,
-        )
-
-
-def test_java_home_comes_before_the_path_and_the_bundled_one() -> None:
-    machine = Machine(home=17, usr=21, bundled=25)
-    home = str(Path("/home/bin/java"))
-    assert machine.find(home="/home", path="/usr/java", bundled="/bundled/java") == Java(home, 17)
-    assert machine.asked == [home]
-
-
-def test_a_java_that_is_too_old_or_does_not_run_is_passed_over() -> None:
-    machine = Machine(home=None, usr=11, bundled=25)
-    found = machine.find(home="/home", path="/usr/java", bundled="/bundled/java")
-    assert found == Java("/bundled/java", 25)
-
-
-def test_without_java_the_error_says_what_was_found_and_what_to_do() -> None:
-    with pytest.raises(KafkaUnavailable, match=r"Java 17 .*JAVA_HOME.*asyncproducer\[kafka\]"):
-        Machine().find()
-    with pytest.raises(KafkaUnavailable, match=r"found only /usr/java \(version 11\)"):
-        Machine(usr=11).find(path="/usr/java")
-
-
-@pytest.mark.parametrize(
-    ("told", "version"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15', 17),
-        ('openjdk version "25" 2025-09-16', 25),
-        ('java version "1.8.0_402"', 8),
-        ("Unrecognized option", None),
-    ],
-)
-def test_the_version_is_read_from_what_java_tells(
-    tmp_path: Path, told: str, version: int | None
-) -> None:
-    java = tmp_path / "java"
-    java.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
-    java.chmod(0o755)
-    assert java_version(str(java)) == version
-
-
-def test_an_executable_that_is_not_there_has_no_version() -> None:
-    assert java_version("/nowhere/java") is None
 
 
 # -- what the nodes are told
@@ -229,6 +160,15 @@ def test_feature_levels_are_refused_by_docker() -> None:
     cluster = KafkaCluster(features={"transaction.version": 1}, source=KafkaSource.DOCKER)
     with pytest.raises(KafkaUnavailable, match="feature levels need local JVMs"):
         cluster.start()
+
+
+def test_without_java_there_is_no_local_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_java(environ: object) -> Java:
+        raise JavaUnavailable("Kafka needs Java 17")
+
+    monkeypatch.setattr(kafka_nodes, "find_java", no_java)
+    with pytest.raises(KafkaUnavailable, match="Kafka needs Java 17"):
+        KafkaCluster(source=KafkaSource.JVM).start()
 
 
 def test_without_jars_nothing_is_left_behind(

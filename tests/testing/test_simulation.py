@@ -182,15 +182,6 @@ def test_without_retries_a_record_must_not_be_stored_twice_either() -> None:
     assert not seen.rules
 
 
-def test_one_late_copy_is_no_fault_and_two_copies_in_time_are() -> None:
-    seen = Seen()
-    seen.store(2)
-    seen.history.late.add(("t", 0, 7, 0, 3))
-    assert "doubled" not in seen.rules
-    seen.store(2)
-    assert "doubled" in seen.rules
-
-
 def test_records_must_be_in_the_order_of_their_calls() -> None:
     seen = Seen()
     seen.sent(1).called, seen.sent(2).called = seen.sent(2).called, seen.sent(1).called

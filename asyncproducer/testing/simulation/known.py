@@ -10,6 +10,7 @@ KNOWN: dict[str, tuple[int, ...]] = {
     "waiting batches keep their sequences after an epoch bump": (144, 223, 348),
     "a hole is forgotten": (6, 144, 171),
     "the parts of a split batch have no sequences": (124, 144, 223),
+    "what may be stored as a whole is sent again in parts under a new epoch": (124, 529, 831),
     "memory of a repeated batch is given back twice": (4, 6, 7),
     "memory of a batch that expired on the wire stays taken": (7, 13, 15),
     "memory of who leaves the line is lost": (7, 27, 31),

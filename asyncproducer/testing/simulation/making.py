@@ -117,16 +117,19 @@ class PlanMaker:
         patience: float | None = rng.choice((0.0, 0.05, 0.5, 5.0, 30.0, 30.0, 30.0, None))
         if self.patient:
             patience = None
+        close_at = None
+        if not self.peaceful:
+            close_at = self.span(*rng.choice(((0.2, 1.0), *[(1.0, 1.3)] * 5))) * self.length
+            close_at += 0.5 if self.late else 0.0
+        if self.chance(0.15):
+            troubles += self.stored_and_too_large()
         return Plan(
             seed,
             options,
             cluster,
             tuple(sorted(steps, key=lambda step: step.at)),
             tuple(sorted(troubles, key=lambda trouble: trouble.at)),
-            close_at=None
-            if self.peaceful
-            else self.span(*rng.choice(((0.2, 1.0), *[(1.0, 1.3)] * 5))) * self.length
-            + (0.5 if self.late else 0.0),
+            close_at=close_at,
             close_timeout=patience,
         )
 
@@ -398,6 +401,18 @@ class PlanMaker:
         return [
             Trouble(at, "fault", {**fault, "times": 1, "error": "NOT_ENOUGH_REPLICAS"}),
             Trouble(at, "fault", {**fault, "times": 3}),
+        ]
+
+    def stored_and_too_large(self) -> list[Trouble]:
+        """An answer is lost, and before the batch comes again its topic takes smaller ones only."""
+        rng = self.rng
+        fault = {"api": "produce", **self.place()}
+        at = self.span(0, self.length)
+        stored: dict[str, Any] = {"error": rng.choice(_STORED), "after_append": True}
+        lost: dict[str, Any] = rng.choice(({"drop": "after"}, {"drop": "before"}, stored))
+        return [
+            Trouble(at, "fault", {**fault, "times": 1, **lost}),
+            Trouble(at, "fault", {**fault, "times": self.times(), "error": "MESSAGE_TOO_LARGE"}),
         ]
 
     def other_fault(self, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -3,12 +3,10 @@
 A `History` is what was seen: what users were told about their records, and what the logs
 hold in the end. It knows nothing of how the producer works. `check` asks every rule.
 
-Three things are no faults, because no Kafka producer can prevent them. A request that
-the client has given up may still be taken by its broker later (a *late* batch). If its
-records were sent again under another epoch meanwhile, they are stored twice. And without
-idempotence, what is sent again may be stored again, in another order. And a leader that has
-forgotten a producer takes any sequence for its first: a batch that it refused, for another
-reason, then comes after the one that was sent behind it.
+Two things are no faults, because no Kafka producer can prevent them. Without idempotence,
+what is sent again may be stored again, in another order. And a leader that has forgotten a
+producer takes any sequence for its first: a batch that it refused, for another reason, then
+comes after the one that was sent behind it.
 """
 
 from __future__ import annotations
@@ -141,8 +139,6 @@ class History:
     offsets: dict[int, int] = dataclasses.field(default_factory=dict)
     #: When another producer took the transactional id.
     taken_over_at: float | None = None
-    #: Records of late batches: (topic, partition, producer id, epoch, sequence).
-    late: set[tuple[str, int, int, int, int]] = dataclasses.field(default_factory=set)
     #: Where the leader has forgotten its producers.
     forgotten: set[Place] = dataclasses.field(default_factory=set)
     calls: list[Ended] = dataclasses.field(default_factory=list)
@@ -212,17 +208,9 @@ def _is_stored_once(history: History) -> Iterator[Violation]:
     if not history.idempotent and history.options.get("retries") != 0:
         return
     for number, places in history.stored().items():
-        on_time = [
-            (place, record)
-            for place, record in places
-            if (*place, record.producer_id, record.producer_epoch, record.sequence)
-            not in history.late
-        ]
-        if len(places) > 1 and len(on_time) == len(places):
+        if len(places) > 1:
             where = [f"{topic}-{index}@{record.offset}" for (topic, index), record in places]
             yield Violation("doubled", f"record {number} is at {', '.join(where)}")
-        elif len(on_time) > 1:
-            yield Violation("doubled", f"record {number} is stored {len(on_time)} times")
 
 
 def _persisted_is_true(history: History) -> Iterator[Violation]:

@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "a retry does not wait for those before it",
         "core.sequences:Sequences.may_drain",
-        "return first is batch and partition.is_before_hole(batch)",
+        "return first is batch and (partition.is_before_hole(batch) or self._asks(batch))",
         "return True",
         ("doubled", "reordered"),
     ),
@@ -123,6 +123,13 @@ MUTANTS = (
         "if batch.base_sequence < 0:",
         "if True:",
         ("starved",),
+    ),
+    Mutant(
+        "what may be stored as a whole is sent again in parts under a new epoch",
+        "core.sequences:Sequences.gives_up",
+        "batch.whole_maybe_written or",
+        "",
+        ("doubled",),
     ),
     Mutant(
         "memory of a repeated batch is given back twice",
@@ -182,7 +189,7 @@ MUTANTS = (
     ),
     Mutant(
         "an expired batch stays in its queue",
-        "core.accumulator:Accumulator._give_up",
+        "core.accumulator:Accumulator.give_up",
         "self._unqueue(queue, batch)",
         "pass",
         ("logged", "memory"),

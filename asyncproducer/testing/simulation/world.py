@@ -210,7 +210,9 @@ class _World:
             plan.options,
             calm=not plan.troubles
             and plan.options.get("transaction_timeout_ms", _LONG_MS) >= _LONG_MS
-            and not {"window", "max_message_bytes", "compressing"} & plan.cluster.keys(),
+            and not {"window", "max_message_bytes", "compressing"} & plan.cluster.keys()
+            # Batches wait for the markers of the transaction before by being sent again.
+            and not ("marker_delay_ms" in plan.cluster and "retries" in plan.options),
         )
         self.count = self.history.counters
         self.digest = hashlib.blake2b(digest_size=12)
@@ -593,7 +595,12 @@ class _World:
             # In a transaction, all others were given up because of this one.
             alone = sent.stream is None and not self.transactional
             alone = alone and isinstance(error, BufferTimeout)
-            if alone and not self.producer._pool.reserved:
+            # What is given back at this very moment comes too late.
+            given_back = any(
+                other.ended_at == sent.ended_at and other.outcome in ("acknowledged", "failed")
+                for other in self.history.sent
+            )
+            if alone and not given_back and not self.producer._pool.reserved:
                 self.found("starved", f"{sent} got no memory, though nobody has any")
 
     async def _warm_up(self) -> None:
@@ -919,10 +926,6 @@ class _World:
         setattr(server, how, 0.0 if how == "delay" else False)
 
     async def _max_message_bytes(self, topic: str, size: int, lasting: float) -> None:
-        incomplete = self.producer._accumulator.incomplete
-        if any(batch.topic == topic and batch.sends for batch in incomplete):
-            # What is stored already and then found too large is split, and stored twice.
-            return
         self.count["trouble: smaller batches"] += 1
         logs = [partition.log for partition in self.cluster._state.topic(topic).partitions]
         usual = self.plan.cluster.get("max_message_bytes", _USUAL_BYTES)
@@ -1011,9 +1014,6 @@ class _World:
                 self.batches[*identity, number] = looks
             if late:
                 self.count["late batches"] += 1
-                for index_in_batch in range(batch.record_count):
-                    sequence = (batch.base_sequence + index_in_batch) % 2**31
-                    self.history.late.add((*identity[:4], sequence))
         if len(places) < len(request.batches):
             self.found("wire", "a request has two batches of one partition")
         self._check_memory()
