@@ -20,6 +20,7 @@ import asyncproducer
 from asyncproducer import ConfigError, Producer, Record
 from asyncproducer.config import OPTIONS
 from asyncproducer.testing import EmbeddedCluster
+from asyncproducer.testing.java import spark_java_home
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,6 +61,7 @@ SCRIPTS = {
 APPLICATION = "In FastAPI"
 APPLICATION_TESTS = "Its tests"
 TESTS = "Testing your code"
+SPARK = "From Apache Spark"
 PARTITIONER = "Coming from confluent-kafka"
 #: They bring a cluster of their own.
 WITHOUT_ADDRESS = {"Without Kafka at hand"}
@@ -67,7 +69,7 @@ WITHOUT_ADDRESS = {"Without Kafka at hand"}
 
 def test_every_block_is_run_here() -> None:
     assert README.count("```python") == len(blocks())
-    assert set(blocks()) == {*SCRIPTS, APPLICATION, APPLICATION_TESTS, TESTS, PARTITIONER}
+    assert set(blocks()) == {*SCRIPTS, APPLICATION, APPLICATION_TESTS, TESTS, SPARK, PARTITIONER}
 
 
 @pytest.fixture
@@ -117,6 +119,18 @@ async def test_script(heading: str, cluster: EmbeddedCluster) -> None:
     assert len(lines) == len(SCRIPTS[heading])
     for line, pattern in zip(lines, SCRIPTS[heading], strict=True):
         assert re.fullmatch(pattern, line)
+
+
+@pytest.mark.spark
+async def test_the_example_for_spark(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where there is no Java, one comes with the extra `kafka`.
+    monkeypatch.setenv("JAVA_HOME", spark_java_home(os.environ))
+    out, err = await python("-c", block(SPARK, cluster))
+    assert out == "all rows are acknowledged\n", err
+    records = {(record.key, record.value) for record in cluster.records("orders")}
+    assert records == {(b"alice", b"one tea"), (b"bob", b"two")}
 
 
 async def test_the_first_example_runs_against_the_broker_command() -> None:

@@ -1,0 +1,118 @@
+"""The columns of a DataFrame: those of Spark's own Kafka sink, and where the rows came from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncproducer.errors import ConfigError
+from asyncproducer.spark.options import Keying, SinkOptions
+
+__all__ = ["OFFSET", "SOURCE_PARTITION", "SOURCE_TOPIC", "SinkColumns"]
+
+#: Where a row was read, for Keying.SOURCE.
+SOURCE_TOPIC, SOURCE_PARTITION, OFFSET = "__topic", "__partition", "__offset"
+
+_BYTES = ("string", "binary")
+_HEADERS = ("array<struct<key:string,value:binary>>",)
+#: Each column that we know, and Spark's types for it.
+_TYPES: Mapping[str, tuple[str, ...]] = {
+    "value": _BYTES,
+    "key": _BYTES,
+    "topic": ("string",),
+    "partition": ("int", "bigint"),
+    "timestamp": ("timestamp", "timestamp_ntz", "bigint"),
+    "headers": _HEADERS,
+    SOURCE_TOPIC: ("string",),
+    SOURCE_PARTITION: ("int",),
+    OFFSET: ("bigint",),
+}
+
+
+@dataclass(frozen=True)
+class SinkColumns:
+    """Which of them there are, by the names that they have. `of` makes it."""
+
+    value: str
+    key: str | None = None
+    topic: str | None = None
+    partition: str | None = None
+    timestamp: str | None = None
+    headers: str | None = None
+    source_topic: str | None = None
+    source_partition: str | None = None
+    offset: str | None = None
+
+    @classmethod
+    def of(cls, schema: Any, options: SinkOptions) -> SinkColumns:
+        """Check a StructType. Raises ConfigError, which says what to change."""
+        found: dict[str, str] = {}
+        for column in schema.fields:
+            name, kind = column.name.lower(), column.dataType.simpleString()
+            if name not in _TYPES:
+                near = difflib.get_close_matches(name, _TYPES, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(
+                    f"the sink has no column {column.name!r}{hint}: select only those of "
+                    f"{', '.join(_TYPES)}"
+                )
+            if name in found:
+                raise ConfigError(f"two columns are called {name!r}: select one of them")
+            if kind not in _TYPES[name]:
+                advice = f"cast it: {column.name}.cast({_TYPES[name][0]!r})"
+                if name == "headers":
+                    advice = "make it an array of structs with the fields key and value"
+                raise ConfigError(
+                    f"the column {column.name!r} is of type {kind}, it must be "
+                    f"{' or '.join(_TYPES[name])}: {advice}"
+                )
+            found[name] = column.name
+        if "value" not in found:
+            raise ConfigError(
+                f"there is no column 'value', only {', '.join(map(repr, schema.names)) or 'none'}: "
+                "select one as value, for example to_json(struct('*')).alias('value')"
+            )
+        if options.topic is None and "topic" not in found:
+            raise ConfigError("where do the rows go? Give the option topic, or a column topic")
+        _check_keying(found, options)
+        return cls(
+            value=found["value"],
+            key=found.get("key"),
+            # As in Spark's own sink, the option is stronger.
+            topic=None if options.topic else found["topic"],
+            partition=found.get("partition"),
+            timestamp=found.get("timestamp"),
+            headers=found.get("headers"),
+            source_topic=found.get(SOURCE_TOPIC),
+            source_partition=found.get(SOURCE_PARTITION),
+            offset=found.get(OFFSET),
+        )
+
+    def of_table(self) -> dict[str, str | None]:
+        """What `send_table` is told of them."""
+        return {
+            "value": self.value,
+            "key": self.key,
+            "headers": self.headers,
+            "partition": self.partition,
+            "timestamp": self.timestamp,
+            "topic_column": self.topic or "topic",
+        }
+
+
+def _check_keying(found: Mapping[str, str], options: SinkOptions) -> None:
+    if options.keying is Keying.SOURCE:
+        missing = [n for n in (SOURCE_TOPIC, SOURCE_PARTITION, OFFSET) if n not in found]
+        if missing:
+            raise ConfigError(
+                f"marker=source needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}: "
+                "select topic, partition and offset of the source under these names, and keep them "
+                "up to the sink; or use marker=group"
+            )
+    if options.keying is Keying.GROUP and "partition" not in found:
+        raise ConfigError(
+            "marker=group needs the column partition, which says in which Spark partition a row "
+            "belongs: write asyncproducer.spark.by_kafka_partition(df, ...) instead of df"
+        )

@@ -1,0 +1,530 @@
+"""What a task does with its rows, and the driver with the tasks' reports. Knows nothing of Spark.
+
+At least once: one producer per process and options sends them, and the task is done when all are
+acknowledged. Exactly once: a producer of the unit's own, one transaction; see markers.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from asyncio import gather, sleep, timeout
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, NamedTuple
+
+from asyncproducer.bulk import TableResult
+from asyncproducer.errors import KafkaError, ProducerFenced, TransactionTimeout
+from asyncproducer.producer import Producer
+from asyncproducer.records import TopicPartition
+from asyncproducer.spark.columns import SinkColumns
+from asyncproducer.spark.markers import (
+    Action,
+    Decision,
+    Marker,
+    SharedSource,
+    SinkStopped,
+    Unit,
+    check_groups,
+    check_sources,
+    decide,
+    disagreement,
+    is_delivered,
+    marker_of_source,
+)
+from asyncproducer.spark.options import Keying, SinkOptions
+from asyncproducer.spark.reports import CommitReport, TaskReport
+from asyncproducer.spark.rows import (
+    Groups,
+    Offsets,
+    first_offset,
+    payload_bytes,
+    several_sources,
+    source_of,
+)
+from asyncproducer.spark.worker import Feed, worker
+
+__all__ = ["Sink", "Task"]
+
+logger = logging.getLogger("asyncproducer.spark")
+
+#: Seconds: for a producer's end when its transaction failed, for a task of a query that ended,
+#: between two looks at the marker that another attempt is to write.
+_ABORT_S, _FREE_MS, _LOOK_S = 10.0, 5_000, 0.2
+#: The driver says again that the query is alive after so many seconds.
+_ALIVE_S = 3600.0
+
+#: When this process has last written the progress of a query, by sink and query.
+_told: dict[tuple[str, str], float] = {}
+
+
+class Task(NamedTuple):
+    """Which part of what this is, as Spark tells it."""
+
+    partition: int
+    batch: int = 0
+    query: str = ""
+
+
+class _Place(NamedTuple):
+    """Where a unit's marker is. The same name is its transactional id."""
+
+    name: str
+    partition: TopicPartition
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A sink with its options, checked. Picklable."""
+
+    options: SinkOptions
+    columns: SinkColumns
+
+    # -- tasks -----------------------------------------------------------------------------
+
+    def write(self, batches: Iterable[Any], task: Task) -> TaskReport:
+        """Deliver the rows of one task. Blocks until they are, or raises.
+
+        `batches` are Arrow record batches. Raises SinkStopped where exactly-once delivery cannot
+        be kept up; KafkaError, BatchDeliveryError for what goes wrong on the way. In both cases
+        nothing is delivered of what is written in a transaction, and another attempt may follow.
+        """
+        filled = (batch for batch in batches if batch.num_rows)
+        if self.options.keying is Keying.NONE:
+            return self._write_plainly(filled, task)
+        return self._write_once(filled, task)
+
+    def _write_plainly(self, batches: Iterator[Any], task: Task) -> TaskReport:
+        began = time.monotonic()
+        here = worker()
+        try:
+            producer = here.run(here.producer(self.options))
+            before = producer.metrics()
+            result, size = self._send(producer, batches)
+        except BaseException:
+            here.run(here.forget(self.options))
+            raise
+        return _report(task, producer, before, began, result, size)
+
+    def _send(
+        self,
+        producer: Producer[Any, Any],
+        batches: Iterator[Any],
+        look: Callable[[Any], Any] = lambda batch: batch,
+    ) -> tuple[TableResult, int]:
+        """Send what `look` makes of each batch. Returns when all are acknowledged."""
+        here = worker()
+        feed = Feed(here.loop)
+        size = 0
+
+        async def sending() -> TableResult:
+            try:
+                return await producer.send_table(
+                    self.options.topic,
+                    feed,
+                    **self.columns.of_table(),  # type: ignore[arg-type]
+                )
+            finally:
+                feed.leave()
+
+        sent = here.submit(sending())
+        try:
+            for each in batches:
+                batch = look(each)
+                size += payload_bytes(batch, self.columns)
+                if not feed.put(batch):
+                    break  # its error is in `sent`
+            feed.end()
+            return sent.result(), size
+        except BaseException:
+            sent.cancel()
+            raise
+
+    def _write_once(self, batches: Iterator[Any], task: Task) -> TaskReport:
+        first = next(batches, None)
+        batches = chain([] if first is None else [first], batches)
+        if self.options.keying is Keying.GROUP:
+            return _GroupAttempt(self, task).deliver(batches)
+        if first is None:
+            return TaskReport(task.partition)  # nothing was read: there is nothing to remember
+        return _SourceAttempt(self, task, first).deliver(batches)
+
+    # -- the driver ------------------------------------------------------------------------
+
+    def commit(
+        self, reports: Sequence[TaskReport], batch: int | None = None, query: str = ""
+    ) -> CommitReport:
+        """All tasks are done. Raises SinkStopped if some unit had no task, or two."""
+        number = self._number(batch)
+        if self.options.keying is Keying.GROUP:
+            missing = sorted(set(range(self.options.tasks)) - {each.task for each in reports})
+            if any(each.rows or each.skipped for each in reports) or not reports:
+                check_groups(missing, self.options.tasks)
+            else:
+                # Where Spark sees that there are no rows, it makes a single task of the groups.
+                empty = [self.write((), Task(n, number, query)) for n in missing]
+                reports = [*reports, *empty]
+        elif self.options.keying is Keying.SOURCE:
+            self._check_sources(reports, Marker(number, query))
+            if self.options.streaming:
+                self._tell_progress(number, query)
+        report = CommitReport.of(batch, reports)
+        logger.info("committed %s", report)
+        if self.options.report_file is not None:
+            with open(self.options.report_file, "a", encoding="utf-8") as file:
+                file.write(f"{report}\n")
+        return report
+
+    def _check_sources(self, reports: Sequence[TaskReport], marker: Marker) -> None:
+        named = [(each.source, each.task) for each in reports if each.source]
+        try:
+            check_sources(named)
+        except SharedSource as error:
+            for source, tasks in Counter(source for source, _ in named).items():
+                if tasks > 1:
+                    self.stop(source, marker, error)
+            raise
+
+    def stop(self, source: str, marker: Marker, error: SharedSource) -> None:
+        """Nobody goes on at this source: with a new checkpoint, rows would be left out."""
+        topic, _, partition = source.rpartition("-")
+        try:
+            worker().run(self._stop(self.place(f"{topic}/{partition}"), marker))
+        except KafkaError as failed:
+            error.add_note(
+                f"This could not be kept under sink.id ({failed}): a query with a new checkpoint "
+                "and this sink.id would not stop, and leave rows out"
+            )
+
+    async def _stop(self, place: _Place, marker: Marker) -> None:
+        config = self.options.config(transactional_id=place.name)
+        producer: Producer[Any, Any]
+        async with Producer(config=config) as producer, producer.transaction():
+            found = await _marker(producer, place)
+            marker = replace(found or marker, stopped=True)
+            await producer.send_offsets({place.partition: marker.packed()}, place.name)
+
+    def abort(self) -> None:
+        """The batch failed: end open transactions of its tasks, which would hold readers back.
+
+        As far as that is possible at once; harmless at any time, whatever is committed.
+        """
+        if self.options.keying is not Keying.GROUP:
+            return
+        worker().run(self._fence(self.place(f"g{n}").name for n in range(self.options.tasks)))
+
+    async def _fence(self, transactional_ids: Iterable[str]) -> None:
+        async def fence(name: str) -> None:
+            config = self.options.config(transactional_id=name, max_block_ms=_FREE_MS)
+            producer: Producer[Any, Any] = Producer(config=config)
+            with suppress(KafkaError):
+                await producer.start()
+            await producer.close()
+
+        await gather(*map(fence, transactional_ids))
+
+    def _number(self, batch: int | None) -> int:
+        job = self.options.job_id
+        return (job if batch is None else batch) or 0
+
+    def _tell_progress(self, batch: int, query: str) -> None:
+        """That a query is alive, so that a unit without a marker is known to be new."""
+        key = (self.options.sink_id, query)
+        if _told.get(key, -_ALIVE_S) + _ALIVE_S > time.monotonic():
+            return
+        worker().run(self._write_progress(Marker(batch, query)))
+        _told[key] = time.monotonic()
+
+    async def _write_progress(self, marker: Marker) -> None:
+        place = self.place("driver")
+        producer: Producer[Any, Any]
+        async with (
+            Producer(config=self.options.config(transactional_id=place.name)) as producer,
+            producer.transaction(),
+        ):
+            await producer.send_offsets({place.partition: marker.packed()}, place.name)
+
+    def place(self, unit: str) -> _Place:
+        """Where the marker of a unit is."""
+        return _Place(
+            f"{self.options.sink_id}/{unit}", TopicPartition(self.options.marker_topic, 0)
+        )
+
+
+class _Attempt:
+    """One attempt at one unit."""
+
+    def __init__(self, sink: Sink, task: Task, place: _Place) -> None:
+        self.sink = sink
+        self.task = task
+        self.place = place
+        self.batch = task.batch if sink.options.streaming else sink.options.job_id or 0
+
+    def deliver(self, batches: Iterator[Any]) -> TaskReport:
+        """One transaction, or none if the unit is delivered already."""
+        began = time.monotonic()
+        here = worker()
+        config = self.sink.options.config(transactional_id=self.place.name)
+        producer: Producer[Any, Any] = Producer(config=config)
+        patience = config.transaction_timeout_ms / 1000
+        batches = self._watch(batches)
+        try:
+            found, decision = here.run(self._begin(producer))
+            if found is not None and decision.action is Action.SKIP:
+                for each in batches:
+                    self.look(each)
+                self.is_done(found)
+                return self._skipped(began)
+            before = producer.metrics()
+            rows, result, size = self._transact(
+                producer, found, decision, batches, began + patience
+            )
+        except Exception as error:
+            fenced = here.run(_is_fenced(producer, error))
+            if isinstance(error, SharedSource):
+                marker = Marker(self.batch, self.task.query, self.task.partition)
+                self.sink.stop(self.source, marker, error)
+            if not fenced or isinstance(error, SinkStopped) or not self._is_whole:
+                raise
+            for each in batches:
+                self.look(each)  # what the other attempt delivers is known from all of them
+            here.run(self._await_marker(time.monotonic() + patience, error))
+            return self._skipped(began)
+        finally:
+            here.run(producer.close(_ABORT_S))
+        report = _report(self.task, producer, before, began, result, size)
+        return replace(report, source=self.source, skipped=self.rows - rows)
+
+    #: Whether no error has ended the rows too early.
+    _is_whole = True
+
+    def _watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from batches
+        except BaseException:
+            self._is_whole = False
+            raise
+
+    def _skipped(self, began: float) -> TaskReport:
+        return TaskReport(
+            self.task.partition,
+            source=self.source,
+            skipped=self.rows,
+            seconds=time.monotonic() - began,
+        )
+
+    async def _begin(self, producer: Producer[Any, Any]) -> tuple[Marker | None, Decision]:
+        """Fence all earlier attempts, then see what they have done."""
+        await producer.start()
+        unit = await self.unit(producer)
+        found = await _marker(producer, self.place)
+        progress = None
+        if found is None and unit.of_source:
+            progress = await _marker(producer, self.sink.place("driver"))
+        return found, decide(unit, found, progress)
+
+    def _transact(
+        self,
+        producer: Producer[Any, Any],
+        found: Marker | None,
+        decision: Decision,
+        batches: Iterator[Any],
+        deadline: float,
+    ) -> tuple[int, TableResult, int]:
+        here = worker()
+        here.run(producer.begin_transaction())
+        written = 0
+
+        def look(batch: Any) -> Any:
+            nonlocal written
+            kept = self.look(batch, decision.start)
+            written += kept.num_rows
+            return kept
+
+        result, size = self.sink._send(producer, batches, look)
+        here.run(self._commit(producer, self.marker(found), deadline))
+        return written, result, size
+
+    async def _commit(self, producer: Producer[Any, Any], marker: Marker, deadline: float) -> None:
+        await producer.send_offsets({self.place.partition: marker.packed()}, self.place.name)
+        while True:
+            try:
+                return await producer.commit_transaction()
+            except TransactionTimeout:
+                # Who gives up here does not know whether it is committed; the next attempt does.
+                if time.monotonic() >= deadline:
+                    raise
+
+    async def _await_marker(self, deadline: float, error: Exception) -> None:
+        """Another attempt has fenced this one: it delivers the unit, or nobody has yet."""
+        reader = await worker().producer(self.sink.options)
+        while True:
+            found = await _marker(reader, self.place)
+            if found is not None and self.is_done(found):
+                return
+            if time.monotonic() >= deadline:
+                raise error
+            await sleep(_LOOK_S)
+
+    #: How many rows were looked at.
+    rows = 0
+    #: Where they were read, if that is the unit.
+    source = ""
+
+    async def unit(self, producer: Producer[Any, Any]) -> Unit:
+        """What is to be delivered."""
+        raise NotImplementedError
+
+    def look(self, batch: Any, start: int = 0) -> Any:
+        """Check a batch, and return what of it is to be written."""
+        raise NotImplementedError
+
+    def marker(self, found: Marker | None) -> Marker:
+        """Of what was looked at, in the place of what was found. May raise SinkStopped."""
+        raise NotImplementedError
+
+    def is_done(self, found: Marker) -> bool:
+        """Whether the marker says that what was looked at is delivered.
+
+        Raises SinkStopped if it was something else.
+        """
+        raise NotImplementedError
+
+
+class _GroupAttempt(_Attempt):
+    """A group: the rows of one Spark partition."""
+
+    def __init__(self, sink: Sink, task: Task) -> None:
+        super().__init__(sink, task, sink.place(f"g{task.partition}"))
+        tasks = sink.options.tasks
+        if task.partition >= tasks:
+            raise SinkStopped(
+                f"there are more than tasks={tasks} Spark partitions: write what "
+                "by_kafka_partition returns as it is, with the same number of tasks"
+            )
+        self._groups = Groups(sink.columns.partition or "", task.partition, tasks)
+        self._unit = Unit(
+            f"group {task.partition} of {tasks}",
+            self.batch,
+            task.query,
+            task.partition,
+            streaming=sink.options.streaming,
+            tasks=tasks,
+            adopt=sink.options.adopt,
+        )
+
+    async def unit(self, producer: Producer[Any, Any]) -> Unit:
+        return self._unit
+
+    def look(self, batch: Any, start: int = 0) -> Any:
+        self._groups.look(batch)
+        self.rows += batch.num_rows
+        return batch
+
+    def marker(self, found: Marker | None) -> Marker:
+        return Marker(
+            self.batch,
+            self.task.query,
+            self.task.partition,
+            self._unit.tasks,
+            self.rows,
+            self._groups.routing,
+        )
+
+    def is_done(self, found: Marker) -> bool:
+        if (found.batch, found.query) != (self.batch, self.task.query):
+            return False
+        wrong = disagreement(self._unit, found, self.rows, self._groups.routing)
+        if wrong is not None:
+            raise SinkStopped(wrong)
+        return True
+
+
+class _SourceAttempt(_Attempt):
+    """What was read of one Kafka partition."""
+
+    def __init__(self, sink: Sink, task: Task, first: Any) -> None:
+        topic, partition = self._source = source_of(first, sink.columns)
+        super().__init__(sink, task, sink.place(f"{topic}/{partition}"))
+        self._offsets = Offsets(sink.columns.offset or "")
+        self.source = f"{topic}-{partition}"
+        self._unit = Unit(
+            self.source,
+            self.batch,
+            task.query,
+            task.partition,
+            streaming=sink.options.streaming,
+            first_offset=first_offset(first, sink.columns),
+            adopt=sink.options.adopt,
+        )
+
+    async def unit(self, producer: Producer[Any, Any]) -> Unit:
+        topic, _ = self._source
+        options = self.sink.options
+        # Asked anew by a producer that has just begun: an old one might know an old id.
+        if options.source_servers is None:
+            info = (await producer.partitions_for(topic))[0]
+        else:
+            over = {**options.producer, "bootstrap.servers": options.source_servers}
+            async with Producer(config=replace(options, producer=over).config()) as source:
+                info = (await source.partitions_for(topic))[0]
+        self._unit = replace(self._unit, topic_id=str(info.topic_id or ""))
+        return self._unit
+
+    def look(self, batch: Any, start: int = 0) -> Any:
+        columns = self.sink.columns
+        here = source_of(batch, columns)
+        if here != self._source:
+            raise several_sources([self._source, here])
+        self.rows += batch.num_rows
+        return self._offsets.look(batch, start)
+
+    def marker(self, found: Marker | None) -> Marker:
+        return marker_of_source(self._unit, found, self._offsets.seen)
+
+    def is_done(self, found: Marker) -> bool:
+        return is_delivered(self._unit, found, self._offsets.seen)
+
+
+async def _is_fenced(producer: Producer[Any, Any], error: Exception) -> bool:
+    """Whether another attempt at the unit has begun, whatever the error that told."""
+    if isinstance(error, ProducerFenced):
+        return True
+    try:
+        # Produce does not tell it for sure, the coordinator does.
+        async with timeout(_ABORT_S):
+            await producer.abort_transaction()
+    except ProducerFenced:
+        return True
+    except (KafkaError, TimeoutError):
+        pass
+    return False
+
+
+async def _marker(producer: Producer[Any, Any], place: _Place) -> Marker | None:
+    found = await producer.committed_offsets(place.name, [place.partition])
+    return Marker.unpacked(found[place.partition]) if found else None
+
+
+def _report(
+    task: Task,
+    producer: Producer[Any, Any],
+    before: dict[str, float],
+    began: float,
+    result: TableResult,
+    size: int,
+) -> TaskReport:
+    after = producer.metrics()
+    return TaskReport(
+        task.partition,
+        rows=result.acknowledged,
+        bytes=size,
+        offsets=result.offsets,
+        retries=int(after.get("record_retry_total", 0) - before.get("record_retry_total", 0)),
+        seconds=time.monotonic() - began,
+        latency_ms=after.get("request_latency_avg", 0.0),
+        latency_ms_max=after.get("request_latency_max", 0.0),
+    )

@@ -1,0 +1,80 @@
+"""Rows to the Spark partition that delivers them, for exactly-once delivery by groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType
+
+from asyncproducer.core.partitioner import partition_for_key
+from asyncproducer.producer import Producer
+from asyncproducer.spark.worker import worker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["by_kafka_partition"]
+
+
+def by_kafka_partition(
+    df: DataFrame,
+    *,
+    tasks: int,
+    partitions: int | None = None,
+    topic: str | None = None,
+    bootstrap_servers: str | None = None,
+    **options: Any,
+) -> DataFrame:
+    """The rows with a column `partition`, each in Spark partition `partition % tasks`.
+
+    For `delivery=exactly_once` with `marker=group`; give the sink the same `tasks`, and nothing
+    between this and the sink. A column `partition` that is there already is kept. Else it is
+    Kafka's own of `key` (murmur2), or of `value` where the key is null, so that the same row
+    always has the same. The number of `partitions` is given, or asked of the `topic` (with the
+    producer's `options`), once: more partitions later get nothing until the query is started anew.
+
+    `tasks` belongs to the sink's identity: it cannot change under one `sink.id`.
+
+    Blocks while it asks. Raises ValueError; KafkaError if the topic cannot be asked.
+    """
+    if tasks < 1:
+        raise ValueError(f"tasks={tasks}: at least one task must deliver the rows")
+    # The sink takes its columns in any case, and so does Spark.
+    columns = {name.lower(): name for name in df.columns}
+    if "partition" not in columns:
+        if partitions is None:
+            if topic is None or bootstrap_servers is None:
+                raise ValueError(
+                    "how many partitions has the topic? Give partitions, or topic and "
+                    "bootstrap_servers to ask"
+                )
+            # In a thread of its own: the caller's may have a running loop (notebooks do).
+            partitions = worker().run(_count(topic, bootstrap_servers, options))
+        if partitions < 1:
+            raise ValueError(f"partitions={partitions}: a topic has at least one")
+        routed = F.col(columns.get("value", "value")).cast("binary")
+        if "key" in columns:
+            routed = F.coalesce(F.col(columns["key"]).cast("binary"), routed)
+        df = df.withColumn("partition", _partition_of(partitions)(routed))
+    group = F.pmod(F.col(columns.get("partition", "partition")), F.lit(tasks))
+    return df.repartitionById(tasks, group.cast("int"))
+
+
+async def _count(topic: str, bootstrap_servers: str, options: dict[str, Any]) -> int:
+    async with Producer(bootstrap_servers, **options) as producer:
+        return len(await producer.partitions_for(topic))
+
+
+def _partition_of(partitions: int) -> Any:
+    import pyarrow
+
+    def partition_of(column: pyarrow.Array) -> pyarrow.Array:
+        return pyarrow.array(
+            [partition_for_key(each or b"", partitions) for each in column.to_pylist()],
+            pyarrow.int32(),
+        )
+
+    # Spark reads the annotations, which are text here.
+    partition_of.__annotations__ = {"column": pyarrow.Array, "return": pyarrow.Array}
+    return F.arrow_udf(partition_of, IntegerType())

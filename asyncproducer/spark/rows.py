@@ -1,0 +1,131 @@
+"""What is asked of Arrow batches before they are sent, by the column and not by the row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+from zlib import crc32
+
+import numpy
+import pyarrow
+import pyarrow.compute
+
+from asyncproducer.spark.columns import SinkColumns
+from asyncproducer.spark.markers import Seen, SinkStopped
+
+__all__ = ["Groups", "Offsets", "first_offset", "payload_bytes", "several_sources", "source_of"]
+
+
+def payload_bytes(batch: Any, columns: SinkColumns) -> int:
+    """Bytes of all keys and values."""
+    names = [columns.value, *([columns.key] if columns.key else [])]
+    lengths = (pyarrow.compute.binary_length(batch.column(name)) for name in names)
+    return sum(pyarrow.compute.sum(each).as_py() or 0 for each in lengths)
+
+
+def _integers(batch: Any, name: str) -> Any:
+    column = batch.column(name)
+    if column.null_count:
+        raise SinkStopped(f"the column {name!r} is null in {column.null_count} rows: fill it")
+    return column.to_numpy(zero_copy_only=False)
+
+
+class Groups:
+    """Checks that rows are where their partition says, and remembers how many went where."""
+
+    def __init__(self, column: str, task: int, tasks: int) -> None:
+        self._column = column
+        self._task = task
+        self._tasks = tasks
+        #: How many rows each partition has. Not by numpy.bincount: any number may come.
+        self._counts: Counter[int] = Counter()
+
+    def look(self, batch: Any) -> None:
+        """Raises SinkStopped for a row of another group."""
+        partitions = _integers(batch, self._column)
+        foreign = numpy.flatnonzero(partitions % self._tasks != self._task)
+        if len(foreign) or (len(partitions) and partitions.min() < 0):
+            wrong = int(partitions[foreign[0]] if len(foreign) else partitions.min())
+            raise SinkStopped(
+                f"a row for partition {wrong} is in task {self._task} of {self._tasks}, where it "
+                "does not belong: write what by_kafka_partition returns as it is, with the same "
+                "number of tasks"
+            )
+        found, counts = numpy.unique(partitions, return_counts=True)
+        self._counts.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+
+    @property
+    def routing(self) -> int:
+        """A number made of how many rows went to which partition."""
+        pairs = ",".join(f"{p}:{count}" for p, count in sorted(self._counts.items()))
+        return crc32(pairs.encode())
+
+
+def source_of(batch: Any, columns: SinkColumns) -> tuple[str, int]:
+    """Where all rows of a batch were read. Raises SinkStopped if that is not one place."""
+    names = [columns.source_topic or "", columns.source_partition or ""]
+    topics, partitions = (batch.column(name).unique().to_pylist() for name in names)
+    if len(topics) != 1 or len(partitions) != 1 or None in (topics[0], partitions[0]):
+        raise several_sources((t, p) for t in topics for p in partitions)
+    return topics[0], partitions[0]
+
+
+def several_sources(found: Iterable[tuple[str | None, int | None]]) -> SinkStopped:
+    """The error of a task that has rows of more than one Kafka partition."""
+    named = " and ".join(f"{topic}-{partition}" for topic, partition in islice(found, 4))
+    return SinkStopped(
+        f"a task has rows of several Kafka partitions ({named}): marker=source needs one Spark "
+        "partition for each that is read. Do not union, coalesce or repartition before the sink, "
+        "or use marker=group"
+    )
+
+
+def first_offset(batch: Any, columns: SinkColumns) -> int:
+    """The lowest offset of the source, of a batch with rows."""
+    return int(_integers(batch, columns.offset or "").min())
+
+
+class Offsets:
+    """Remembers which offsets of the source were looked at."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._first = 2**63
+        self._last = -1
+        #: How many rows, and the sum of their mixed offsets: before `start`, and from there on.
+        self._rows = [0, 0]
+        self._sums = [0, 0]
+
+    def look(self, batch: Any, start: int) -> Any:
+        """The rows of a batch with rows that were read at `start` or later."""
+        offsets = _integers(batch, self._column)
+        self._first = min(self._first, int(offsets.min()))
+        self._last = max(self._last, int(offsets.max()))
+        mixed = _mixed(offsets)
+        new = offsets >= start
+        for n, kept in enumerate((~new, new)):
+            self._rows[n] += int(numpy.count_nonzero(kept))
+            self._sums[n] += int(mixed[kept].sum())
+        return batch if new.all() else batch.filter(pyarrow.array(new))
+
+    @property
+    def seen(self) -> Seen:
+        """All of it."""
+        return Seen(
+            self._first,
+            self._last,
+            sum(self._rows),
+            sum(self._sums) % 2**64,
+            self._rows[0],
+            self._sums[0] % 2**64,
+        )
+
+
+def _mixed(numbers: Any) -> Any:
+    """Each number as 64 bits that look random (splitmix64), so that sums of others differ."""
+    mixed = numbers.astype(numpy.uint64) + numpy.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> numpy.uint64(31))

@@ -1,0 +1,138 @@
+"""`format("asyncproducer")`: what Spark calls, and what Spark tells. Needs pyspark 4.1.
+
+For each batch Spark makes a writer in a process beside the driver, where options and schema are
+checked, and sends it to the tasks. Those run `write`, and what they return comes back to `commit`:
+of the same writer for a job, of another one for a streaming query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from asyncproducer.errors import ConfigError
+from asyncproducer.spark.columns import SinkColumns
+from asyncproducer.spark.delivery import Sink, Task
+from asyncproducer.spark.markers import SinkStopped
+from asyncproducer.spark.options import Keying, SinkOptions
+from asyncproducer.spark.reports import TaskReport
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["DefaultSource", "register"]
+
+
+class DefaultSource(DataSource):
+    """Kafka topics as a place for rows: `df.write` and `df.writeStream`.
+
+    Options: Kafka's own names, with `kafka.` before them or without; `topic`; and for
+    exactly-once delivery `delivery`, `sink.id`, `marker`, `tasks`, `marker.topic`, `job.id`,
+    `adopt`, `source.bootstrap.servers`. `report.file` gets a line of JSON for each commit.
+    Columns: `value`, `key`, `topic`, `partition`, `timestamp`, `headers`, as of the format "kafka".
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is given."""
+        return "asyncproducer"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Of a batch job. Raises ConfigError."""
+        if overwrite:
+            raise ConfigError('a topic cannot be overwritten: use mode("append")')
+        return _Writer(_sink(self.options, schema, streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Of a micro-batch. Raises ConfigError."""
+        # outputMode("complete") brings all rows again in each batch; Spark's sink sends them, too.
+        return _StreamWriter(_sink(self.options, schema, streaming=True))
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("asyncproducer")` known to a session that has not found it by itself."""
+    spark.dataSource.register(DefaultSource)
+
+
+def _sink(given: Mapping[str, str], schema: Any, *, streaming: bool) -> Sink:
+    options = SinkOptions.of(dict(given), streaming=streaming)
+    return Sink(options, SinkColumns.of(schema, options))
+
+
+@dataclass
+class _Message(WriterCommitMessage):
+    """A report on its way to the driver."""
+
+    report: TaskReport
+    query: str
+
+
+def _write(sink: Sink, batches: Iterator[Any]) -> _Message:
+    context = TaskContext.get()
+    if context is None:
+        raise RuntimeError("the sink's write() runs in a task of Spark, and there is none")
+    query, batch = "", "0"
+    if sink.options.streaming and sink.options.keying is not Keying.NONE:
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if not query or not batch:
+            raise SinkStopped(
+                f"Spark does not say which batch this is (query {query!r}, batch {batch!r}): "
+                "exactly-once delivery needs its streaming.sql.batchId and sql.streaming.queryId; "
+                "start the query by df.writeStream, or use delivery=at_least_once"
+            )
+    return _Message(sink.write(batches, Task(context.partitionId(), int(batch), query)), query)
+
+
+class _Writer(DataSourceArrowWriter):
+    """Of a batch job."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Deliver the rows of one task."""
+        return _write(self._sink, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """All tasks are done."""
+        self._sink.commit([each.report for each in _ours(messages)])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Some task is not."""
+        self._sink.abort()
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    """Of a micro-batch."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Deliver the rows of one task."""
+        return _write(self._sink, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """All tasks are done."""
+        found = _ours(messages)
+        query = found[0].query if found else ""
+        self._sink.commit([each.report for each in found], batchId, query)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Some task is not done. Also called when commit has raised."""
+        self._sink.abort()
+
+
+def _ours(messages: Sequence[WriterCommitMessage | None]) -> list[_Message]:
+    return [cast(_Message, each) for each in messages if each is not None]

@@ -1,0 +1,156 @@
+"""The event loop of a worker process, and the producers that live on it.
+
+Spark calls a sink with an iterator, in the only thread of a worker process, and keeps the process
+for later batches. So there is one event loop for the process, in a thread of its own that is
+started when it is first needed; the caller's thread gets the next rows meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from asyncproducer.producer import Producer
+from asyncproducer.spark.options import SinkOptions
+
+__all__ = ["Feed", "Worker", "worker"]
+
+T = TypeVar("T")
+
+#: How many bytes of rows may wait for the producer, which has `buffer_memory` besides.
+FEED_BYTES = 8_388_608
+
+
+class Worker:
+    """A running event loop, and the producers that at-least-once sinks share."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._producers: dict[frozenset[tuple[str, str]], Producer[Any, Any]] = {}
+        threading.Thread(target=self._run, name="asyncproducer-spark", daemon=True).start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """It runs in its own thread."""
+        return self._loop
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Do it on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it on the loop, and wait for its end. Interrupted: it is cancelled."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def producer(self, options: SinkOptions) -> Producer[Any, Any]:
+        """The one with these options, which stays for the next task that needs it."""
+        key = frozenset(options.producer.items())
+        found = self._producers.get(key)
+        if found is None:
+            found = Producer(config=options.config())
+            await found.start()
+            self._producers[key] = found
+        return found
+
+    async def forget(self, options: SinkOptions) -> None:
+        """Something went wrong with it: the next task gets another."""
+        found = self._producers.pop(frozenset(options.producer.items()), None)
+        if found is not None:
+            await found.close(0)
+
+    async def close(self) -> None:
+        """Close the producers."""
+        while self._producers:
+            _, found = self._producers.popitem()
+            await found.close()
+
+
+_worker: Worker | None = None
+
+
+def worker() -> Worker:
+    """That of this process. A forked process makes its own."""
+    global _worker
+    if _worker is None or _worker.pid != os.getpid():
+        _worker = Worker()
+    return _worker
+
+
+class Feed:
+    """Batches on their way from the caller's thread to the loop, so many bytes at once.
+
+    The loop iterates over it. An iterator that is left ends the feed: `put` returns False.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = FEED_BYTES) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._batches: deque[Any] = deque()
+        self._bytes = 0
+        self._ended = False
+        self._left = False
+        self._error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, batch: Any) -> bool:
+        """Wait for room, and hand the batch over. False if nobody takes it any more."""
+        with self._changed:
+            while self._bytes >= self._limit and not self._left:
+                self._changed.wait()
+            if self._left:
+                return False
+            self._batches.append(batch)
+            self._bytes += batch.nbytes
+        self._loop.call_soon_threadsafe(self._wake)
+        return True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """There is no further batch; because of `error`, which the loop gets then."""
+        with self._changed:
+            self._ended = True
+            self._error = error
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def leave(self) -> None:
+        """Nobody takes anything any more."""
+        with self._changed:
+            self._left = True
+            self._changed.notify_all()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while True:
+            with self._changed:
+                batch = self._batches.popleft() if self._batches else None
+                if batch is not None:
+                    self._bytes -= batch.nbytes
+                    self._changed.notify_all()
+                elif self._ended:
+                    if self._error is not None:
+                        raise self._error
+                    return
+                else:
+                    self._waiter = self._loop.create_future()
+            if batch is not None:
+                yield batch
+            elif self._waiter is not None:
+                await self._waiter

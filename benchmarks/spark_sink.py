@@ -1,0 +1,269 @@
+"""Rows per second of the sink for Spark beside Spark's own, and what exactly once costs.
+
+    pip install "asyncproducer[spark,kafka]" psutil
+    python benchmarks/spark_sink.py --json benchmarks/results/spark.json
+
+One real Kafka and one Spark, `local[2]`, which share the cores of this machine. Rows have values of
+100 bytes that Spark makes itself, and where there are keys, 16 bytes of them. Each case runs once
+unmeasured, then once a round; who is first rotates. Every run has a topic of its own, whose end
+offsets must be what was written (exactly once, where they count transactions as well: the records
+that are read as committed).
+"tuned" is Spark's sink with linger.ms=20 and batch.size=1000000. "per core" is by a second of CPU
+of Spark, its Python workers included; "added" is by a micro-batch, beside one whose sink is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import asyncproducer
+from asyncproducer.spark.connector import connector_jars
+from asyncproducer.testing import KafkaCluster
+from asyncproducer.testing.java import spark_java_home
+
+_PARTITIONS = 8
+_TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1000000"}
+_LARGE, _SMALL = 100_000, 1_000
+
+Row = dict[str, Any]
+
+
+class Bench:
+    """A Kafka, a Spark, and the topics of the runs."""
+
+    def __init__(self, kafka: KafkaCluster, spark: SparkSession, rows: int) -> None:
+        self.kafka = kafka
+        self.spark = spark
+        self.rows = rows
+        self._numbers = count()
+
+    def topic(self, name: str, partitions: int = _PARTITIONS) -> str:
+        """A new one."""
+        topic = f"{name}-{next(self._numbers)}"
+        self.kafka.create_topic(topic, partitions=partitions)
+        return topic
+
+    def options(self, topic: str) -> dict[str, str]:
+        """Of each sink."""
+        return {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, "topic": topic}
+
+    # -- jobs ----------------------------------------------------------------------------------
+
+    def job(self, sink: str, *, keyed: bool) -> Row:
+        """All rows, once."""
+        topic = self.topic("job")
+        columns = [f.lit(bytearray(b"x" * 100)).alias("value")]
+        if keyed:
+            columns.append(f.expr("cast(string(id + 1000000000000000) as binary)").alias("key"))
+        rows = self.spark.range(0, self.rows, 1, 2).select(*columns)
+        ours = sink.startswith("asyncproducer")
+        writer = rows.write.format("asyncproducer" if ours else "kafka").mode("append")
+        options = self.options(topic) | (_TUNED if sink == "built-in, tuned" else {})
+        before, began = self._cpu(), time.perf_counter()
+        writer.options(**options).save()
+        seconds = time.perf_counter() - began
+        cpu = [after - least for after, least in zip(self._cpu(), before, strict=True)]
+        self.check(topic, sum(self.kafka.end_offsets(topic).values()), self.rows)
+        return {
+            "rows_per_s": self.rows / seconds,
+            "rows_per_s_per_core": self.rows / cpu[0],
+            "spark_cpu_ns_per_row": cpu[0] / self.rows * 1e9,
+            "kafka_cpu_ns_per_row": cpu[1] / self.rows * 1e9,
+        }
+
+    def check(self, topic: str, found: int, wanted: int) -> None:
+        """Raises RuntimeError if a run has not written all; else its topic is not needed longer."""
+        if found != wanted:
+            raise RuntimeError(f"{topic} has {found} records, not {wanted}")
+        self.kafka.admin.delete_topics(topic)
+
+    def _cpu(self) -> tuple[float, float]:
+        """Seconds of CPU of Spark with its Python workers, and of Kafka."""
+        spark = kafka = 0.0
+        for process in psutil.Process().children(recursive=True):
+            try:
+                used = sum(process.cpu_times()[:4])
+                if "kafka.Kafka" in process.cmdline():
+                    kafka += used
+                else:
+                    spark += used
+            except psutil.NoSuchProcess:
+                pass
+        return spark, kafka
+
+    # -- queries -------------------------------------------------------------------------------
+
+    def source(self, rows: int) -> str:
+        """A topic of two partitions with so many rows."""
+        topic = self.topic("source", 2)
+        value = f.expr("cast(rpad(string(id), 100, 'x') as binary)").alias("value")
+        partition = f.expr("cast(id % 2 as int)").alias("partition")
+        rows_ = self.spark.range(0, rows, 1, 2).select(value, partition)
+        options = self.options(topic)
+        rows_.write.format("asyncproducer").mode("append").options(**options).save()
+        return topic
+
+    def committed(self, topic: str) -> int:
+        """How many records readers of committed ones see."""
+        options = {"subscribe": topic, "kafka.isolation.level": "read_committed"}
+        rows = self.spark.read.format("kafka").options(**self.options(topic), **options).load()
+        return int(rows.count())
+
+    def query(self, sink: str, source: str, batch: int) -> Row:
+        """From Kafka to Kafka, in batches of so many rows."""
+        topic = self.topic("query")
+        read = {"subscribe": source, "startingOffsets": "earliest"}
+        rows: DataFrame = (
+            self.spark.readStream.format("kafka")
+            .options(**self.options(topic), **read, maxOffsetsPerTrigger=str(batch))
+            .load()
+        )
+        options = self.options(topic)
+        if sink == "noop" or sink == "built-in":
+            rows = rows.select("value")
+        else:
+            # The same columns for both: each costs.
+            rows = rows.selectExpr(
+                "value", "topic as __topic", "partition as __partition", "offset as __offset"
+            )
+        if sink == "exactly once":
+            options |= {"delivery": "exactly_once", "marker": "source", "sink.id": topic}
+        kind = {"noop": "noop", "built-in": "kafka"}.get(sink, "asyncproducer")
+        with tempfile.TemporaryDirectory() as checkpoint:
+            query = (
+                rows.writeStream.format(kind)
+                .options(**options)
+                .option("checkpointLocation", checkpoint)
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+        if sink != "noop":
+            ends = self.kafka.end_offsets
+            exact = sink == "exactly once"
+            found = self.committed(topic) if exact else sum(ends(topic).values())
+            self.check(topic, found, sum(ends(source).values()))
+        # The first batches find nothing ready, and the last may be smaller.
+        full = [each for each in query.recentProgress if each["numInputRows"] == batch][2:]
+        trigger = statistics.median(each["durationMs"]["triggerExecution"] for each in full)
+        return {"batches": len(full), "trigger_ms": trigger, "rows_per_s": batch / trigger * 1e3}
+
+
+def _rounds(names: list[str], run: Callable[[str], Row], rounds: int) -> dict[str, list[Row]]:
+    for name in names:
+        run(name)
+    found: dict[str, list[Row]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            found[name].append(run(name))
+    return found
+
+
+def _summary(cases: dict[str, dict[str, list[Row]]]) -> str:
+    lines = []
+    for case, sinks in cases.items():
+        columns = list(next(iter(sinks.values()))[0])
+        lines += ["", f"| {case} | {' | '.join(columns)} | rows/s to the first's |"]
+        lines.append("|---" * (len(columns) + 2) + "|")
+        first = next(iter(sinks.values()))
+        for sink, runs in sinks.items():
+            medians = [
+                f"{statistics.median(run[column] for run in runs):,.0f}" for column in columns
+            ]
+            ratios = sorted(
+                run["rows_per_s"] / other["rows_per_s"]
+                for run, other in zip(runs, first, strict=True)
+            )
+            ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            lines.append(f"| {sink} | {' | '.join(medians)} | {ratio} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, and print medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=4_000_000, help="default: %(default)s")
+    parser.add_argument(
+        "--batches", type=int, default=12, help="of a query, 3 or more (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers")
+    options = parser.parse_args()
+    if options.batches < 3:
+        parser.error("the first two batches do not count: give --batches 3 or more")
+    os.environ["JAVA_HOME"] = spark_java_home(os.environ)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # What a deleted topic has is gone at once, not after a minute.
+    properties = {"file.delete.delay.ms": "100"}
+    jvm = ["-XX:TieredStopAtLevel=4"]
+    with KafkaCluster(own=True, properties=properties, jvm_options=jvm) as kafka:
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.jars", ",".join(map(str, connector_jars())))
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.memory", "2g")
+            .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("OFF")
+        bench = Bench(kafka, spark, options.rows)
+        try:
+            cases = _cases(bench, options.rounds, options.batches)
+        finally:
+            spark.stop()
+    print(_summary(cases))
+    if options.json:
+        about = {
+            "python": platform.python_version(),
+            "machine": f"{platform.system()} {platform.machine()}",
+            "cpus": os.cpu_count(),
+            "pyspark": spark.version,
+            "asyncproducer": f"{asyncproducer.__version__} {asyncproducer.IMPLEMENTATION}",
+            "rows": options.rows,
+            "rounds": options.rounds,
+        }
+        text = json.dumps({"about": about, "cases": cases}, indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+def _cases(bench: Bench, rounds: int, batches: int) -> dict[str, dict[str, list[Row]]]:
+    sinks = ["built-in", "built-in, tuned", "asyncproducer"]
+    cases = {
+        "value": _rounds(sinks, lambda sink: bench.job(sink, keyed=False), rounds),
+        "key and value": _rounds(sinks, lambda sink: bench.job(sink, keyed=True), rounds),
+    }
+    for size in (_LARGE, _SMALL):
+        source = bench.source(size * batches)
+        runs = _rounds(
+            ["at least once", "exactly once", "built-in", "noop"],
+            lambda sink, source=source, size=size: bench.query(sink, source, size),  # type: ignore[misc]
+            rounds,
+        )
+        for found in runs.values():
+            for run, none in zip(found, runs["noop"], strict=True):
+                run["added_ms"] = run["trigger_ms"] - none["trigger_ms"]
+        cases[f"batches of {size:,} rows"] = runs
+    return cases
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Orders through three stages of Spark, exactly once. See README.md."""

@@ -1,0 +1,617 @@
+"""A sink at work on an embedded broker, given batches and numbers as Spark would give them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from asyncproducer import (
+    BatchDeliveryError,
+    KafkaError,
+    OffsetRange,
+    Producer,
+    ProducerFenced,
+    TopicPartition,
+)
+from asyncproducer.spark import delivery
+from asyncproducer.spark.columns import SinkColumns
+from asyncproducer.spark.delivery import Sink, Task
+from asyncproducer.spark.markers import Marker, SinkStopped
+from asyncproducer.spark.options import SinkOptions
+from asyncproducer.spark.reports import TaskReport
+from asyncproducer.spark.worker import Feed, worker
+from asyncproducer.testing import TransactionState
+
+from .conftest import Broker
+
+READ = SinkColumns(
+    "value", source_topic="__topic", source_partition="__partition", offset="__offset"
+)
+
+
+def plain(broker: Broker, **options: str) -> Sink:
+    given = {"bootstrap.servers": broker.servers, "topic": "out", **options}
+    return Sink(SinkOptions.of(given, streaming=True), SinkColumns("value"))
+
+
+def grouped(broker: Broker, tasks: int = 2, *, streaming: bool = True, **options: Any) -> Sink:
+    given = {
+        "bootstrap.servers": broker.servers,
+        "topic": "out",
+        "delivery": "exactly_once",
+        "sink.id": "s",
+        "tasks": str(tasks),
+        **{name.replace("_", "."): str(value) for name, value in options.items()},
+    }
+    columns = SinkColumns("value", partition="partition")
+    return Sink(SinkOptions.of(given, streaming=streaming), columns)
+
+
+def sourced(broker: Broker, *, streaming: bool = True, **options: Any) -> Sink:
+    given = {
+        "bootstrap.servers": broker.servers,
+        "topic": "out",
+        "delivery": "exactly_once",
+        "sink.id": "s",
+        "marker": "source",
+        **{name.replace("_", "."): str(value) for name, value in options.items()},
+    }
+    return Sink(SinkOptions.of(given, streaming=streaming), READ)
+
+
+def rows(*values: bytes, **columns: list[Any]) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array(values, pa.binary()), **columns})
+
+
+def placed(partition: int, *values: bytes) -> pa.RecordBatch:
+    return rows(*values, partition=pa.array([partition] * len(values), pa.int32()))
+
+
+def read(offsets: Sequence[int], partition: int = 0, topic: str = "in") -> pa.RecordBatch:
+    """Rows whose values are their offsets."""
+    return rows(
+        *(b"%d-%03d" % (partition, offset) for offset in offsets),
+        __topic=pa.array([topic] * len(offsets), pa.string()),
+        __partition=pa.array([partition] * len(offsets), pa.int32()),
+        __offset=pa.array(offsets, pa.int64()),
+    )
+
+
+def expected(*ranges: tuple[int, range]) -> list[bytes]:
+    return sorted(b"%d-%03d" % (p, offset) for p, offsets in ranges for offset in offsets)
+
+
+def open_transactions(broker: Broker) -> list[str]:
+    """Their ids."""
+
+    def look(cluster: Any) -> list[str]:
+        return [
+            name
+            for name in ("s/g0", "s/g1", "s/in/0")
+            if name in cluster._transactions.ids
+            and cluster.transaction(name).state is TransactionState.ONGOING
+        ]
+
+    return broker.do(look)
+
+
+# -- at least once -----------------------------------------------------------------------------
+
+
+def test_a_task_tells_what_it_has_written(broker: Broker) -> None:
+    sink = plain(broker)
+    report = sink.write([rows(b"a", b"b"), rows(), rows(b"c")], Task(1))
+    assert (report.task, report.rows, report.skipped, report.bytes) == (1, 3, 0, 3)
+    assert sum(found.records for found in report.offsets.values()) == 3
+    assert broker.values() == [b"a", b"b", b"c"]
+
+
+def test_tasks_of_a_process_share_a_producer(broker: Broker) -> None:
+    for task in range(3):
+        plain(broker).write([rows(b"x")], Task(task))
+    assert broker.do(lambda c: {r.client_id for r in c.requests}).__len__() == 1
+    assert broker.do(lambda c: sum(r.api == "init_producer_id" for r in c.requests)) == 1
+
+
+def test_rows_that_are_refused_fail_the_task_and_the_next_begins_anew(broker: Broker) -> None:
+    sink = plain(broker, **{"delivery.timeout.ms": "1000", "request.timeout.ms": "900"})
+    broker.do(lambda c: c.inject("produce", error="TOPIC_AUTHORIZATION_FAILED"))
+    with pytest.raises(BatchDeliveryError, match="1 of 1 rows"):
+        sink.write([rows(b"lost")], Task(0))
+    assert sink.write([rows(b"kept")], Task(0)).rows == 1
+    assert broker.values() == [b"kept"]
+
+
+def test_what_spark_raises_ends_the_sending(broker: Broker) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(b"a")
+        raise OSError("the executor is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        plain(broker).write(batches(), Task(0))
+
+
+def test_rows_wait_for_room_by_bytes() -> None:
+    here = worker()
+    feed = Feed(here.loop, limit=100)
+    big = rows(b"x" * 100)
+    assert feed.put(big)
+    putting = threading.Thread(target=feed.put, args=(big,))
+    putting.start()
+
+    async def taken() -> list[Any]:
+        return [each async for each in feed]
+
+    taking = here.submit(taken())
+    putting.join()  # taking the first has made room
+    feed.end()
+    assert taking.result() == [big, big]
+    feed.leave()
+    assert not feed.put(big)
+
+
+def test_a_commit_is_reported(broker: Broker, tmp_path: Path) -> None:
+    sink = plain(broker, **{"report.file": str(tmp_path / "report")})
+    tasks = [sink.write([rows(b"abc")], Task(n)) for n in range(2)]
+    report = sink.commit(tasks, 7)
+    assert report.rows == 2
+    written = json.loads((tmp_path / "report").read_text())
+    assert (written["batch"], written["tasks"], written["bytes"]) == (7, 2, 6)
+    assert sum(found[2] for found in written["offsets"].values()) == 2
+
+
+# -- groups ------------------------------------------------------------------------------------
+
+
+def test_a_group_is_written_once_however_often_its_task_runs(broker: Broker) -> None:
+    sink = grouped(broker)
+    batch = [placed(0, b"a"), placed(2, b"b")]
+    first = sink.write(batch, Task(0, 0, "q"))
+    assert (first.rows, first.skipped, first.bytes) == (2, 0, 2)
+    assert first.offsets[TopicPartition("out", 0)] == OffsetRange(0, 0, 1)
+    again = sink.write(batch, Task(0, 0, "q"))
+    assert (again.rows, again.skipped) == (0, 2)
+    assert sink.write([placed(0, b"c")], Task(0, 1, "q")).rows == 1
+    assert broker.values() == [b"a", b"b", b"c"]
+
+
+def test_the_marker_is_read_after_all_earlier_attempts_are_fenced(broker: Broker) -> None:
+    """Before it, an attempt that is not fenced yet could still commit what is read as missing."""
+    sinks = ((grouped(broker), placed(0, b"a")), (sourced(broker), read(range(3))))
+    for number, (sink, batch) in enumerate(sinks):
+        sink.write([batch], Task(0, 0, "q"))
+        fenced, looked = broker.do(
+            lambda cluster: [
+                [request.received_at for request in cluster.received(api)]
+                for api in ("init_producer_id", "offset_fetch")
+            ]
+        )
+        assert len(fenced) == number + 1
+        assert fenced[number] < looked[number]
+
+
+def test_rows_that_end_with_an_error_are_not_compared_with_what_another_attempt_wrote(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    sink, task = grouped(broker), Task(0, 0, "q")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield placed(0, b"a")
+        assert sink.write([placed(0, b"a"), placed(0, b"b")], task).rows == 2
+        raise OSError("the shuffle's blocks are gone")
+
+    with pytest.raises(OSError, match="blocks are gone"):
+        sink.write(batches(), task)
+    assert broker.values() == [b"a", b"b"]
+
+
+def test_a_group_without_rows_has_its_marker(broker: Broker) -> None:
+    sink = grouped(broker)
+    for batch in range(3):
+        assert sink.write([], Task(1, batch, "q")).rows == 0
+    assert sink.write([placed(1, b"a")], Task(1, 3, "q")).rows == 1
+
+
+def test_a_batch_that_is_left_out_stops(broker: Broker) -> None:
+    sink = grouped(broker)
+    sink.write([placed(0, b"a")], Task(0, 0, "q"))
+    with pytest.raises(SinkStopped, match="adopt=2"):
+        sink.write([placed(0, b"b")], Task(0, 2, "q"))
+    assert grouped(broker, adopt=2).write([placed(0, b"b")], Task(0, 2, "q")).rows == 1
+
+
+def test_rows_of_another_group_stop_and_nothing_counts(broker: Broker) -> None:
+    with pytest.raises(SinkStopped, match="row for partition 1 is in task 0 of 2"):
+        grouped(broker).write([placed(0, b"a"), placed(1, b"b")], Task(0, 0, "q"))
+    assert broker.values() == []
+    assert open_transactions(broker) == []
+    with pytest.raises(SinkStopped, match="more than tasks=2"):
+        grouped(broker).write([placed(2, b"a")], Task(2, 0, "q"))
+
+
+def test_a_wild_partition_costs_no_memory_and_is_refused(broker: Broker) -> None:
+    sink = grouped(broker, 1, max_block_ms=500)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BatchDeliveryError, match="2147483647"):
+            sink.write([placed(2**31 - 1, b"a")], Task(0, 0, "q"))
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+    assert broker.values() == []
+
+
+def test_a_replay_that_is_routed_otherwise_stops(broker: Broker) -> None:
+    sink = grouped(broker)
+    sink.write([placed(0, b"a", b"b")], Task(0, 0, "q"))
+    with pytest.raises(SinkStopped, match="routed by what differs"):
+        sink.write([placed(0, b"a"), placed(2, b"b")], Task(0, 0, "q"))
+    sink.write([placed(0, b"other", b"values")], Task(0, 0, "q"))  # which may differ
+
+
+def test_a_task_that_dies_has_written_nothing(broker: Broker) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield placed(0, b"a")
+        raise OSError("killed")
+
+    sink = grouped(broker)
+    with pytest.raises(OSError, match="killed"):
+        sink.write(batches(), Task(0, 0, "q"))
+    assert open_transactions(broker) == []
+    assert sink.write([placed(0, b"b")], Task(0, 0, "q")).rows == 1
+    assert broker.values() == [b"b"]
+
+
+def test_a_later_attempt_takes_over_and_the_earlier_one_sees_that_it_is_done(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process two tasks run one after the other; here the second runs within the first."""
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    sink, task = grouped(broker), Task(0, 0, "q")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield placed(0, b"a")
+        assert sink.write([placed(0, b"a"), placed(2, b"b")], task).rows == 2
+        yield placed(2, b"b")
+
+    report = sink.write(batches(), task)
+    assert (report.rows, report.skipped) == (0, 2)
+    assert broker.values() == [b"a", b"b"]
+
+
+def test_a_later_attempt_that_is_routed_otherwise_stops_the_earlier_one(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    sink, task = grouped(broker), Task(0, 0, "q")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield placed(0, b"a")
+        assert sink.write([placed(0, b"a", b"b")], task).rows == 2
+        yield placed(2, b"b")
+
+    with pytest.raises(SinkStopped, match="routed by what differs"):
+        sink.write(batches(), task)
+
+
+def test_fenced_by_an_attempt_that_does_not_end_the_task_fails(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    sink = grouped(broker, transaction_timeout_ms=1000)
+    here = worker()
+
+    async def fence() -> None:
+        config = sink.options.config(transactional_id="s/g0")
+        async with Producer(config=config):
+            pass
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield placed(0, b"a")
+        here.run(fence())
+
+    with pytest.raises(ProducerFenced):
+        sink.write(batches(), Task(0, 0, "q"))
+    assert broker.values() == []
+
+
+def test_a_commit_of_which_nobody_heard_is_seen_by_the_next_attempt(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EndTxn is done, and its answer is lost as often as it is asked for."""
+    monkeypatch.setattr(delivery, "_ABORT_S", 0.1)
+    sink = grouped(broker, transaction_timeout_ms=1000, max_block_ms=700)
+    fault = broker.do(lambda c: c.inject("end_txn", no_answer=True, after_append=True, times=None))
+    with pytest.raises(Exception, match="commit_transaction"):
+        sink.write([placed(0, b"a")], Task(0, 0, "q"))
+    broker.do(lambda _: fault.remove())
+    assert sink.write([placed(0, b"a")], Task(0, 0, "q")).skipped == 1
+    assert broker.values() == [b"a"]
+
+
+def test_every_group_is_asked_for_at_the_end(broker: Broker) -> None:
+    sink = grouped(broker)
+    done = [sink.write([placed(n, b"x")], Task(n, 0, "q")) for n in range(2)]
+    assert sink.commit(done, 0, "q").rows == 2
+    done = [sink.write([placed(0, b"x")], Task(0, 1, "q"))]
+    with pytest.raises(SinkStopped, match="1 of 2 groups had no task"):
+        sink.commit(done, 1, "q")
+
+
+def test_without_rows_spark_makes_one_task_and_the_driver_the_others(broker: Broker) -> None:
+    sink = grouped(broker)
+    sink.commit([sink.write([], Task(0, 0, "q"))], 0, "q")
+    for group in range(2):
+        assert sink.write([placed(group, b"x")], Task(group, 1, "q")).rows == 1
+
+
+def test_abort_ends_what_is_open_and_nothing_else(broker: Broker) -> None:
+    sink = grouped(broker)
+    sink.write([placed(0, b"a")], Task(0, 0, "q"))
+    here = worker()
+
+    async def hang() -> Producer[Any, Any]:
+        config = sink.options.config(transactional_id="s/g1")
+        producer: Producer[Any, Any] = Producer(config=config)
+        await producer.start()
+        await producer.begin_transaction()
+        await producer.send("out", b"hangs", partition=1)
+        return producer
+
+    hanging = here.run(hang())
+    assert open_transactions(broker) == ["s/g1"]
+    sink.abort()
+    assert open_transactions(broker) == []
+    assert broker.values() == [b"a"]
+    assert sink.write([placed(0, b"a")], Task(0, 0, "q")).skipped == 1
+    here.run(hanging.close(0))
+
+
+def test_a_job_is_done_once(broker: Broker) -> None:
+    sink = grouped(broker, 1, streaming=False, job_id=5)
+    for _ in range(2):
+        sink.commit([sink.write([placed(0, b"a")], Task(0))])
+    later = grouped(broker, 1, streaming=False, job_id=9)
+    assert later.write([placed(0, b"b")], Task(0)).rows == 1
+    with pytest.raises(SinkStopped, match="batch 9 is written already"):
+        sink.write([placed(0, b"a")], Task(0))
+    assert broker.values() == [b"a", b"b"]
+
+
+# -- sources -----------------------------------------------------------------------------------
+
+
+def test_what_was_read_is_written_once(broker: Broker) -> None:
+    sink = sourced(broker)
+    first = sink.write([read(range(3)), read(range(3, 5))], Task(0, 0, "q"))
+    assert (first.source, first.rows, first.skipped) == ("in-0", 5, 0)
+    # A replay, also one with other bounds, or of another checkpoint.
+    assert sink.write([read(range(5))], Task(0, 0, "q")).skipped == 5
+    assert sink.write([read(range(2, 8))], Task(0, 1, "other")).rows == 3
+    assert sink.write([read(range(10))], Task(0, 0, "another")).rows == 2
+    assert broker.values() == expected((0, range(10)))
+
+
+def test_a_replay_of_old_rows_does_not_turn_the_marker_back(broker: Broker) -> None:
+    sink = sourced(broker)
+    sink.write([read(range(10))], Task(0, 0, "q"))
+    sink.write([read(range(5))], Task(0, 0, "other"))
+    assert sink.write([read(range(5, 10))], Task(0, 1, "other")).rows == 0
+    assert broker.values() == expected((0, range(10)))
+
+
+def test_each_partition_that_is_read_has_its_own_marker(broker: Broker) -> None:
+    sink = sourced(broker)
+    assert sink.write([read(range(3), 0)], Task(0, 0, "q")).rows == 3
+    assert sink.write([read(range(3), 1)], Task(1, 0, "q")).rows == 3
+    assert sink.write([], Task(2, 0, "q")).rows == 0
+    assert broker.values() == expected((0, range(3)), (1, range(3)))
+
+
+def test_a_partition_with_its_first_rows_late_is_new_if_the_query_is_known(broker: Broker) -> None:
+    sink = sourced(broker)
+    sink.commit([sink.write([read(range(3), 0)], Task(0, 0, "q"))], 0, "q")
+    assert sink.write([read(range(3), 1)], Task(0, 7, "q")).rows == 3
+    with pytest.raises(SinkStopped, match="nothing is known of earlier ones"):
+        sink.write([read(range(3), 0, topic="out")], Task(0, 7, "other"))
+
+
+def test_two_partitions_in_one_task_stop(broker: Broker) -> None:
+    both = pa.Table.from_batches([read(range(2), 0), read(range(2), 1)]).combine_chunks()
+    for batches in ([read(range(2), 0), read(range(2), 1)], both.to_batches()):
+        with pytest.raises(SinkStopped, match="in-0 and in-1"):
+            sourced(broker).write(batches, Task(0, 0, "q"))
+    assert broker.values() == []
+    assert open_transactions(broker) == []
+
+
+def test_one_partition_in_two_tasks_stops(broker: Broker) -> None:
+    sink = sourced(broker)
+    sink.write([read(range(5, 9))], Task(1, 0, "q"))
+    with pytest.raises(
+        SinkStopped, match="5 to 8 are written, and a task of batch 0 begins with 0"
+    ):
+        sink.write([read(range(5))], Task(0, 0, "q"))
+    with pytest.raises(SinkStopped, match=r"this sink\.id has stopped in batch 0"):
+        sink.write([read(range(5, 9))], Task(0, 0, "q"))
+
+
+def test_one_partition_in_the_tasks_of_two_batches_stops(broker: Broker) -> None:
+    """To Spark the parts of a union are two readers: one may see a row a batch later."""
+    sink = sourced(broker)
+    sink.write([read([1, 3])], Task(1, 0, "q"))
+    with pytest.raises(SinkStopped, match="a task of batch 1 begins with 2: several"):
+        sink.write([read([2, 4])], Task(0, 1, "q"))
+    assert broker.values() == expected((0, range(1, 5, 2)))
+
+
+#: Two tasks of one batch that share a partition: each has part of the offsets 0 to 9.
+SHARED = {
+    "even-odd": (range(0, 10, 2), range(1, 10, 2)),
+    "odd-even": (range(1, 10, 2), range(0, 10, 2)),
+    "even-fewer-odd": (range(0, 10, 2), range(1, 8, 2)),
+    "halves": (range(5), range(5, 10)),
+    "later-half-first": (range(5, 10), range(5)),
+    "same": (range(10), range(10)),
+}
+
+
+def test_a_stop_that_cannot_be_kept_says_so(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sourced(broker)
+    reports = [TaskReport(n, source="in-0") for n in (0, 1)]
+
+    async def refuse(*_: object) -> None:
+        raise KafkaError("no broker")
+
+    monkeypatch.setattr(Sink, "_stop", refuse)
+    with pytest.raises(SinkStopped) as caught:
+        sink.commit(reports, 0, "q")
+    assert "could not be kept under sink.id (no broker)" in caught.value.__notes__[0]
+
+
+def run_batch(sink: Sink, *tasks: Sequence[int]) -> None:
+    sink.commit([sink.write([read(t)], Task(n, 0, "q")) for n, t in enumerate(tasks)], 0, "q")
+
+
+@pytest.mark.parametrize("tasks", SHARED.values(), ids=SHARED)
+def test_two_tasks_of_one_partition_stop_and_so_does_the_mended_query(
+    broker: Broker, tasks: tuple[range, range]
+) -> None:
+    sink = sourced(broker)
+    for _ in range(2):  # also when the batch is run again as it was
+        with pytest.raises(SinkStopped, match=r"several Spark partitions|the tasks 0 and 1"):
+            run_batch(sink, *tasks)
+    assert open_transactions(broker) == []
+    written = broker.values()
+    # With the same checkpoint, with others, and as a batch job.
+    for query, batch in (("q", 0), ("q", 1), ("new", 0), ("new", 1)):
+        with pytest.raises(
+            SinkStopped, match=r"this sink\.id has stopped in batch 0: several Spark"
+        ):
+            sink.write([read(range(10))], Task(0, batch, query))
+    job = sourced(broker, streaming=False, job_id=2)
+    with pytest.raises(SinkStopped, match=r"this sink\.id has stopped in batch 0: several Spark"):
+        job.write([read(range(10))], Task(0))
+    assert broker.values() == written
+    assert open_transactions(broker) == []
+
+
+def test_a_source_that_is_doubled_in_one_task_is_not_the_two_halves_of_it(broker: Broker) -> None:
+    sink = sourced(broker)
+    run_batch(sink, range(5))
+    with pytest.raises(SinkStopped, match="was written with 5 rows"):
+        run_batch(sink, [*range(5), *range(5)])
+
+
+@pytest.mark.parametrize(
+    "offsets", [range(0, 10, 2), range(1, 10, 2), range(1, 8, 2), range(6), range(5, 12)]
+)
+def test_two_tasks_of_one_partition_at_once_stop(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, offsets: range
+) -> None:
+    """The second fences the first and is done while the first is at work.
+
+    The first may wait for a marker that never comes, as far as its rows go beyond that of the
+    second; then Spark tries it again.
+    """
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    sink = sourced(broker, transaction_timeout_ms=1000)
+    rest = [n for n in range(10) if n not in offsets]
+    done: list[TaskReport] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield read(rest[:2])
+        done.append(sink.write([read(offsets)], Task(1, 0, "q")))
+        yield read(rest[2:])
+
+    def run_both() -> None:
+        try:
+            first = sink.write(batches(), Task(0, 0, "q"))
+        except BatchDeliveryError:
+            first = sink.write([read(rest)], Task(0, 0, "q"))
+        sink.commit([first, *done], 0, "q")
+
+    with pytest.raises(SinkStopped, match=r"several Spark partitions|the tasks 0 and 1"):
+        run_both()
+    assert done[0].rows == len(offsets)
+    assert broker.values() == expected((0, offsets))
+
+
+@pytest.mark.parametrize("second", [[read(range(10))], [read(range(6)), read(range(6, 10))]])
+def test_a_source_is_delivered_by_the_attempt_that_fences_another(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, second: list[pa.RecordBatch]
+) -> None:
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    sink, task = sourced(broker), Task(0, 0, "q")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield read(range(3))
+        assert sink.write(second, task).rows == 10
+        yield read(range(3, 10))
+
+    report = sink.write(batches(), task)
+    assert (report.source, report.rows, report.skipped) == ("in-0", 0, 10)
+    assert broker.values() == expected((0, range(10)))
+
+
+def test_a_stop_goes_up_though_another_attempt_has_begun(broker: Broker) -> None:
+    sink, task = sourced(broker), Task(0, 0, "q")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield read(range(3))
+        sink.write([read(range(3))], task)
+        yield read(range(3), 1)
+
+    with pytest.raises(SinkStopped, match="in-0 and in-1"):
+        sink.write(batches(), task)
+
+
+def test_a_replay_with_as_many_other_rows_stops(broker: Broker) -> None:
+    sink = sourced(broker)
+    run_batch(sink, [0, 1, 2, 4])
+    run_batch(sink, [4, 2, 1, 0])  # in any order
+    run_batch(sink, [0, 1, 2, 4, 5])
+    run_batch(sink, [0, 1])  # which does not make the marker forget the others
+    with pytest.raises(SinkStopped, match="was written with 5 rows"):
+        run_batch(sink, [0, 1, 2, 3, 5])
+    assert broker.values() == expected((0, range(3)), (0, range(4, 6)))
+
+
+def test_a_topic_that_was_made_again_stops(broker: Broker) -> None:
+    sink = sourced(broker)
+    sink.write([read(range(5))], Task(0, 0, "q"))
+    broker.do(lambda c: c.delete_topic("in"))
+    broker.do(lambda c: c.create_topic("in", partitions=2))
+    with pytest.raises(SinkStopped, match="deleted and created again"):
+        sink.write([read(range(5))], Task(0, 1, "q"))
+
+
+def test_the_source_may_be_another_cluster(broker: Broker) -> None:
+    other = Broker()
+    try:
+        other.do(lambda c: c.create_topic("far", partitions=1))
+        sink = sourced(broker, source_bootstrap_servers=other.servers)
+        assert sink.write([read(range(5), topic="far")], Task(0, 0, "q")).rows == 5
+        assert sink.write([read(range(5), topic="far")], Task(0, 0, "q")).skipped == 5
+    finally:
+        other.close()
+
+
+def test_what_is_in_the_markers_place(broker: Broker) -> None:
+    sink = sourced(broker)
+    sink.write([read(range(5))], Task(0, 0, "q"))
+    found = broker.do(lambda c: c.committed_offsets("s/in/0"))
+    marker = Marker.unpacked(found["out", 0])  # type: ignore[arg-type]  # the same fields
+    assert (marker.batch, marker.query, marker.next_offset, marker.rows) == (0, "q", 5, 5)
+    assert marker.topic_id
+    assert marker.routing

@@ -1,0 +1,260 @@
+"""The sink under Spark itself, in local mode, on an embedded broker."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Broker
+
+pytestmark = [
+    pytest.mark.spark,
+    # Spark's own, and of the libraries that it uses.
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(300),
+]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def F() -> Any:
+    from pyspark.sql import functions
+
+    return functions
+
+
+def frame(spark: Any, count: int, F: Any) -> Any:
+    """Keys and values that are numbers, in two partitions."""
+    number = F.col("id").cast("string")
+    return spark.range(0, count, 1, 2).select(number.alias("key"), number.alias("value"))
+
+
+def numbers(count: int) -> list[bytes]:
+    return sorted(b"%d" % n for n in range(count))
+
+
+def save(df: Any, broker: Broker, **options: Any) -> None:
+    given = {"kafka.bootstrap.servers": broker.servers, "topic": "out"}
+    given |= {name.replace("_", "."): str(value) for name, value in options.items()}
+    df.write.format("asyncproducer").mode("append").options(**given).save()
+
+
+def stream(df: Any, broker: Broker, checkpoint: Path, **options: Any) -> Any:
+    given = {"kafka.bootstrap.servers": broker.servers, "topic": "out"}
+    given |= {name.replace("_", "."): str(value) for name, value in options.items()}
+    writer = df.writeStream.format("asyncproducer").options(**given)
+    return writer.option("checkpointLocation", str(checkpoint))
+
+
+def test_spark_finds_the_format_and_rows_arrive(spark: Any, broker: Broker, F: Any) -> None:
+    save(frame(spark, 5000, F), broker)
+    records = broker.do(lambda cluster: cluster.records("out"))
+    assert sorted(record.value or b"" for record in records) == numbers(5000)
+    assert all(record.key == record.value for record in records)
+
+
+def test_all_columns_arrive(spark: Any, broker: Broker, F: Any) -> None:
+    df = spark.sql(
+        """
+        select 'k' as key, binary('v') as value, 'in' as topic, 1 as partition,
+               timestamp_millis(1700000000123) as timestamp,
+               array(named_struct('key', 'h', 'value', binary('x'))) as headers
+        """
+    )
+    df.write.format("asyncproducer").mode("append").option(
+        "bootstrap.servers", broker.servers
+    ).save()
+    (record,) = broker.do(lambda cluster: cluster.records("in", 1))
+    assert (record.key, record.value, record.timestamp) == (b"k", b"v", 1700000000123)
+    assert list(record.headers) == [("h", b"x")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "options", "says"),
+    [
+        ({"value": "1"}, {"topc": "x"}, "did you mean 'topic'?"),
+        ({"value": "1"}, {"delivery": "exactly_once"}, "exactly-once delivery needs a name"),
+        ({"valu": "'a'"}, {}, "did you mean 'value'?"),
+        ({"value": "1.5"}, {}, "cast it"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_job_begins(
+    spark: Any,
+    broker: Broker,
+    tmp_path: Path,
+    columns: dict[str, str],
+    options: dict[str, str],
+    says: str,
+    streaming: bool,
+) -> None:
+    from pyspark.errors import AnalysisException, StreamingQueryException
+
+    selected = [f"{value} as {name}" for name, value in columns.items()]
+    if streaming:
+        df = spark.readStream.format("rate").load().selectExpr(*selected)
+        with pytest.raises((AnalysisException, StreamingQueryException)) as refused:
+            stream(df, broker, tmp_path, **options).start().awaitTermination()
+    else:
+        with pytest.raises(AnalysisException) as refused:
+            save(spark.range(1).selectExpr(*selected), broker, **options)
+    assert says in str(refused.value)
+    assert broker.do(lambda cluster: cluster.requests) == []
+
+
+@pytest.mark.parametrize("told", [{}, {"sql.streaming.queryId": "q"}])
+def test_a_batch_without_a_number_is_not_the_first(
+    broker: Broker, told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    import pyarrow
+    from pyspark.sql.types import BinaryType, IntegerType, StructType
+
+    from asyncproducer.spark import source
+    from asyncproducer.spark.markers import SinkStopped
+
+    context = SimpleNamespace(getLocalProperty=told.get, partitionId=lambda: 0)
+    monkeypatch.setattr(source, "TaskContext", SimpleNamespace(get=lambda: context))
+    schema = StructType().add("value", BinaryType()).add("partition", IntegerType())
+    plain = {"bootstrap.servers": broker.servers, "topic": "out"}
+    once = {**plain, "delivery": "exactly_once", "sink.id": "s", "tasks": "1"}
+    rows = pyarrow.record_batch({"value": [b"a"], "partition": pyarrow.array([0], "int32")})
+    with pytest.raises(SinkStopped, match=r"which batch this is .*, batch None\)"):
+        source.DefaultSource(once).streamWriter(schema, False).write(iter([rows]))
+    assert broker.values() == []
+    source.DefaultSource(plain).streamWriter(schema, False).write(iter([rows]))
+    assert broker.values() == [b"a"]
+
+
+def test_a_topic_is_not_overwritten(spark: Any, broker: Broker, F: Any) -> None:
+    from pyspark.errors import AnalysisException
+
+    writer = frame(spark, 1, F).write.format("asyncproducer").mode("overwrite")
+    with pytest.raises(AnalysisException, match=r'use mode\("append"\)'):
+        writer.options(**{"bootstrap.servers": broker.servers, "topic": "out"}).save()
+
+
+def test_a_job_that_is_run_again_writes_nothing(spark: Any, broker: Broker, F: Any) -> None:
+    from asyncproducer.spark import by_kafka_partition
+
+    grouped = by_kafka_partition(frame(spark, 1000, F), tasks=3, partitions=4)
+    for _ in range(2):
+        save(grouped, broker, delivery="exactly_once", sink_id="s", tasks=3, job_id=1)
+    assert broker.values() == numbers(1000)
+
+
+def test_rows_go_where_kafka_would_send_them(spark: Any, broker: Broker, F: Any) -> None:
+    from asyncproducer.spark import by_kafka_partition
+
+    df = frame(spark, 1000, F)
+    save(by_kafka_partition(df, tasks=3, topic="out", bootstrap_servers=broker.servers), broker)
+    save(df, broker)
+    for partition in range(4):
+        values = broker.values(partition=partition, committed=False)
+        assert values[::2] == values[1::2] != []
+
+
+def test_columns_are_found_in_any_case(spark: Any, broker: Broker, F: Any) -> None:
+    from asyncproducer.spark import by_kafka_partition
+
+    df = frame(spark, 1000, F)
+    Key = df.withColumnRenamed("key", "Key")
+    save(by_kafka_partition(Key, tasks=3, topic="out", bootstrap_servers=broker.servers), broker)
+    save(df, broker)
+    for partition in range(4):
+        values = broker.values(partition=partition, committed=False)
+        assert values[::2] == values[1::2] != []
+    placed = df.withColumn("Partition", F.lit(3))
+    assert by_kafka_partition(placed, tasks=3, partitions=4).columns == placed.columns
+
+
+async def test_the_topic_is_asked_within_a_running_loop(spark: Any, broker: Broker, F: Any) -> None:
+    """As in a notebook."""
+    from asyncproducer.spark import by_kafka_partition
+
+    df = by_kafka_partition(
+        frame(spark, 10, F), tasks=3, topic="out", bootstrap_servers=broker.servers
+    )
+    assert "partition" in df.columns
+
+
+def test_a_stream_of_groups_goes_on_where_it_was(
+    spark: Any, broker: Broker, F: Any, tmp_path: Path
+) -> None:
+    from asyncproducer.spark import by_kafka_partition
+
+    source = tmp_path / "source"
+    options = {"delivery": "exactly_once", "sink_id": "s", "tasks": 3}
+    count = 0
+    for end in (100, 250, 250, 300):  # one of the runs finds nothing new
+        spark.range(count, end, 1, 1).selectExpr("string(id) value").write.mode("append").text(
+            str(source)
+        )
+        count = end
+        df = by_kafka_partition(spark.readStream.text(str(source)), tasks=3, partitions=4)
+        query = stream(df, broker, tmp_path / "checkpoint", **options).trigger(availableNow=True)
+        query.start().awaitTermination()
+        assert broker.values() == numbers(end)
+
+
+def test_a_replayed_batch_is_written_once(
+    spark: Any, broker: Broker, F: Any, tmp_path: Path
+) -> None:
+    """Spark's log of commits loses its last entry, as when the driver dies before it writes it."""
+    from asyncproducer.spark import by_kafka_partition
+
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    for n in range(2):
+        spark.range(n * 100, n * 100 + 100, 1, 1).selectExpr("string(id) value").write.mode(
+            "append"
+        ).text(str(source))
+        for _ in range(2):
+            df = by_kafka_partition(spark.readStream.text(str(source)), tasks=3, partitions=4)
+            query = stream(df, broker, checkpoint, delivery="exactly_once", sink_id="s", tasks=3)
+            query.trigger(availableNow=True).start().awaitTermination()
+            for name in (f"{n}", f".{n}.crc"):
+                (checkpoint / "commits" / name).unlink(missing_ok=True)
+        df = by_kafka_partition(spark.readStream.text(str(source)), tasks=3, partitions=4)
+        query = stream(df, broker, checkpoint, delivery="exactly_once", sink_id="s", tasks=3)
+        query.trigger(availableNow=True).start().awaitTermination()
+        assert broker.values() == numbers(n * 100 + 100)
+
+
+def test_at_least_once_a_replayed_batch_is_there_twice(
+    spark: Any, broker: Broker, F: Any, tmp_path: Path
+) -> None:
+    """Else the test above would show nothing."""
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    spark.range(0, 100, 1, 1).selectExpr("string(id) value").write.text(str(source))
+    for _ in range(2):
+        query = stream(spark.readStream.text(str(source)), broker, checkpoint)
+        query.trigger(availableNow=True).start().awaitTermination()
+        for name in ("0", ".0.crc"):
+            (checkpoint / "commits" / name).unlink(missing_ok=True)
+    assert broker.values() == sorted(numbers(100) * 2)
+
+
+def test_a_sink_that_stops_says_why(spark: Any, broker: Broker, F: Any, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    from asyncproducer.spark import by_kafka_partition
+
+    source = tmp_path / "source"
+    spark.range(0, 100, 1, 1).selectExpr("string(id) value").write.text(str(source))
+    for checkpoint in ("one", "two"):
+        df = by_kafka_partition(spark.readStream.text(str(source)), tasks=3, partitions=4)
+        writer = stream(
+            df, broker, tmp_path / checkpoint, delivery="exactly_once", sink_id="s", tasks=3
+        )
+        started = writer.trigger(availableNow=True).start()
+        if checkpoint == "one":
+            started.awaitTermination()
+        else:
+            with pytest.raises(StreamingQueryException, match="another query has written batch 0"):
+                started.awaitTermination()
+    assert broker.values() == numbers(100)
