@@ -7,6 +7,8 @@ of the same writer for a job, of another one for a streaming query.
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -136,3 +138,9 @@ class _StreamWriter(DataSourceStreamArrowWriter):
 
 def _ours(messages: Sequence[WriterCommitMessage | None]) -> list[_Message]:
     return [cast(_Message, each) for each in messages if each is not None]
+
+
+# A worker that Spark keeps collects all garbage after each task. What is imported by now, here and
+# in the drivers' workers, never becomes any, and took 37 ms each time.
+if os.environ.get("SPARK_REUSE_WORKER"):
+    gc.freeze()

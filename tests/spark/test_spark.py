@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +261,14 @@ def test_a_sink_that_stops_says_why(spark: Any, broker: Broker, F: Any, tmp_path
             with pytest.raises(StreamingQueryException, match="another query has written batch 0"):
                 started.awaitTermination()
     assert broker.values() == numbers(100)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_a_kept_worker_has_imported_is_no_garbage_to_look_for(kept: bool) -> None:
+    program = "import gc, asyncproducer.spark.source; print(gc.get_freeze_count())"
+    environ = {name: value for name, value in os.environ.items() if name != "SPARK_REUSE_WORKER"}
+    if kept:
+        environ["SPARK_REUSE_WORKER"] = "1"
+    told = subprocess.check_output([sys.executable, "-c", program], env=environ, text=True)
+    assert (int(told) > 10_000) is kept
+    assert kept or int(told) == 0
