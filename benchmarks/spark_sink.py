@@ -8,8 +8,9 @@ One real Kafka and one Spark, `local[2]`, which share the cores of this machine.
 unmeasured, then once a round; who is first rotates. Every run has a topic of its own, whose end
 offsets must be what was written (exactly once, where they count transactions as well: the records
 that are read as committed).
-"tuned" is Spark's sink with linger.ms=20 and batch.size=1000000. "per core" is by a second of CPU
-of Spark, its Python workers included; "added" is by a micro-batch, beside one whose sink is none.
+"tuned" is Spark's sink with linger.ms=20 and batch.size=1000000, "noop" only makes the rows. "per
+core" is by a second of CPU of Spark, its Python workers included; "added" is by a micro-batch, beside
+one whose sink is noop.
 """
 
 from __future__ import annotations
@@ -67,18 +68,19 @@ class Bench:
     def job(self, sink: str, *, keyed: bool) -> Row:
         """All rows, once."""
         topic = self.topic("job")
+        kind = {"noop": "noop", "asyncproducer": "asyncproducer"}.get(sink, "kafka")
         columns = [f.lit(bytearray(b"x" * 100)).alias("value")]
         if keyed:
             columns.append(f.expr("cast(string(id + 1000000000000000) as binary)").alias("key"))
         rows = self.spark.range(0, self.rows, 1, 2).select(*columns)
-        ours = sink.startswith("asyncproducer")
-        writer = rows.write.format("asyncproducer" if ours else "kafka").mode("append")
+        writer = rows.write.format(kind).mode("append")
         options = self.options(topic) | (_TUNED if sink == "built-in, tuned" else {})
         before, began = self._cpu(), time.perf_counter()
         writer.options(**options).save()
         seconds = time.perf_counter() - began
         cpu = [after - least for after, least in zip(self._cpu(), before, strict=True)]
-        self.check(topic, sum(self.kafka.end_offsets(topic).values()), self.rows)
+        wanted = 0 if sink == "noop" else self.rows
+        self.check(topic, sum(self.kafka.end_offsets(topic).values()), wanted)
         return {
             "rows_per_s": self.rows / seconds,
             "rows_per_s_per_core": self.rows / cpu[0],
@@ -246,7 +248,7 @@ def main() -> None:
 
 
 def _cases(bench: Bench, rounds: int, batches: int) -> dict[str, dict[str, list[Row]]]:
-    sinks = ["built-in", "built-in, tuned", "asyncproducer"]
+    sinks = ["built-in", "built-in, tuned", "asyncproducer", "noop"]
     cases = {
         "value": _rounds(sinks, lambda sink: bench.job(sink, keyed=False), rounds),
         "key and value": _rounds(sinks, lambda sink: bench.job(sink, keyed=True), rounds),
