@@ -20,6 +20,7 @@ from asyncproducer.core.transactions import SEND
 from asyncproducer.errors import (
     AuthorizationError,
     BufferTimeout,
+    IllegalStateError,
     InvalidTopic,
     KafkaError,
     MetadataTimeout,
@@ -148,6 +149,9 @@ class Sending:
 
     def __init__(self, producer: Producer[Any, Any], *, by_record: bool) -> None:
         self._producer = producer
+        intake = producer._intake
+        #: Which transaction it began in; 0 before the first.
+        self._opening = 0 if intake is None else intake.openings
         #: Whether `enqueue` is to see each of them.
         self._by_record = by_record
         #: Topic → the error of the record that waited for it in vain.
@@ -232,6 +236,13 @@ class Sending:
         """Buffer the rows from `row` on."""
         intake = self._producer._intake
         while row < rows.count:
+            if intake is not None and intake.openings != self._opening:
+                if self._opening:
+                    raise IllegalStateError(
+                        "the transaction that these rows were sent in has ended: what is left of "
+                        "them is not sent"
+                    )
+                self._opening = intake.openings
             if intake is not None and not self._by_record:
                 if intake.breathing is not None:
                     await intake.breathe()

@@ -386,7 +386,7 @@ class RecordTooLarge(RecordError):
 
 
 class InvalidPartition(RecordError):
-    """The partition does not exist, or a partitioner returned nonsense."""
+    """The partition does not exist, or a partitioner raised or returned nonsense."""
 
 
 class InvalidTopic(RecordError):

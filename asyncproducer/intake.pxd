@@ -138,7 +138,7 @@ cdef class Intake:
     cdef object _check_usable
     cdef object _on_refused
     cdef public object on_lost
-    cdef Py_ssize_t _openings
+    cdef readonly Py_ssize_t openings
     cdef object _on_metadata_wait
     cdef bint _hash_keys
     cdef double _max_block

@@ -478,7 +478,7 @@ class Intake:
         self._taken = 0
         self._settling = False
         #: How often it was opened: once, or once for each transaction.
-        self._openings = 0
+        self.openings = 0
 
     @property
     def waiting(self) -> int:
@@ -488,7 +488,7 @@ class Intake:
     def open(self) -> None:
         """Take records from now on."""
         self._open = True
-        self._openings += 1
+        self.openings += 1
 
     def shut(self) -> None:
         """Take no more records."""
@@ -562,7 +562,7 @@ class Intake:
             key, value = self._serialize(topic, key, value, pairs, wait)
             if _is_late(key) or _is_late(value):
                 return self._enter_awaited(
-                    topic, value, key, pairs, partition, timestamp, self._openings
+                    topic, value, key, pairs, partition, timestamp, self.openings
                 )
         return self._enter_bytes(topic, value, key, pairs, partition, timestamp, wait)
 
@@ -1146,7 +1146,12 @@ class Intake:
     def _ask_partitioner(self, view: TopicMetadata, key: Any, value: Any) -> int:
         if self.partitioner is None:
             raise AssertionError("there is a partitioner")
-        partition = self.partitioner.partition(view, key, value)
+        try:
+            partition = self.partitioner.partition(view, key, value)
+        except Exception as error:
+            raise InvalidPartition(
+                f"the partitioner {type(self.partitioner).__name__} raised {error!r}"
+            ) from error
         if type(partition) is not int or not 0 <= partition < view.partition_count:
             raise InvalidPartition(
                 f"the partitioner {type(self.partitioner).__name__} returned {partition!r} for "
@@ -1165,7 +1170,7 @@ class Intake:
         partition: int | None,
         timestamp: int | datetime | None,
     ) -> Any:
-        openings = self._openings
+        openings = self.openings
         if self._key_serializer is not None:
             key = self._key_serializer(topic, key, pairs)
             if inspect.isawaitable(key):
@@ -1191,7 +1196,7 @@ class Intake:
         try:
             if not self._open:
                 self._check_usable()  # closed while the serializer worked
-            if openings != self._openings:
+            if openings != self.openings:
                 raise IllegalStateError(
                     "the transaction that the record was sent in ended while its serializer worked"
                 )

@@ -9,8 +9,8 @@ unmeasured, then once a round; who is first rotates. Every run has a topic of it
 offsets must be what was written (exactly once, where they count transactions as well: the records
 that are read as committed).
 "tuned" is Spark's sink with linger.ms=20 and batch.size=1000000, "noop" only makes the rows. "per
-core" is by a second of CPU of Spark, its Python workers included; "added" is by a micro-batch, beside
-one whose sink is noop.
+core" is by a second of CPU of Spark, its Python workers included; "added" is by a micro-batch,
+beside one whose sink is noop.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,6 +25,7 @@ from asyncproducer import (
     DeliveryTimeout,
     ErrorCode,
     IllegalStateError,
+    InvalidPartition,
     InvalidTopic,
     KafkaError,
     MetadataNotReady,
@@ -40,6 +41,7 @@ from asyncproducer import (
     TransactionTimeout,
 )
 from asyncproducer.core.transactions import TransactionState
+from asyncproducer.plugins import TopicView
 from asyncproducer.testing import EmbeddedCluster
 from asyncproducer.transaction import group_metadata, offset_map
 
@@ -1339,6 +1341,79 @@ async def test_offsets_that_timed_out_can_be_aborted(
         cluster.clear_faults()
         await works(cluster, producer)
         assert cluster.committed_offsets("g") == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_abort_does_not_wait_for_a_groups_coordinator(
+    cluster: EmbeddedCluster, new: New, version: int, fails: bool
+) -> None:
+    async with new(max_block_ms=1_000) as producer:
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        cluster.move_coordinator("g", -1, "group")
+        with pytest.raises(TransactionTimeout, match="send_offsets"):
+            await producer.send_offsets(OFFSETS, "g")
+        if fails:
+            with pytest.raises(RecordTooLarge):
+                await producer.send("t", HUGE)
+        began = now()
+        await producer.abort_transaction()
+        assert now() - began < 0.5
+        await works(cluster, producer)
+
+
+async def test_new_partitions_do_not_wait_for_a_groups_coordinator(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new(max_block_ms=1_000) as producer:
+        await producer.begin_transaction()
+        cluster.move_coordinator("g", -1, "group")
+        offsets = asyncio.create_task(producer.send_offsets(OFFSETS, "g"))
+        await asyncio.sleep(0.1)
+        began = now()
+        await producer.send("t", b"1", partition=0)
+        assert now() - began < 0.5
+        with pytest.raises(TransactionTimeout):
+            await offsets
+        await producer.abort_transaction()
+
+
+async def test_rows_do_not_go_on_in_the_next_transaction(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    more = asyncio.Event()
+
+    async def rows() -> AsyncIterator[bytes]:
+        yield b"1"
+        await more.wait()
+        yield b"2"
+
+    async with new() as producer:
+        await producer.begin_transaction()
+        sending = asyncio.create_task(producer.send_many("t", rows(), raise_on_error=False))
+        await asyncio.sleep(0.1)
+        await producer.commit_transaction()
+        await producer.begin_transaction()
+        more.set()
+        with pytest.raises(IllegalStateError, match="that these rows were sent in has ended"):
+            await sending
+        await producer.commit_transaction()
+        assert stored(cluster) == [b"1"]
+
+
+async def test_a_record_whose_partitioner_raised_is_not_committed_over(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    def broken(topic: TopicView, key: bytes | None, value: bytes | None) -> int:
+        return 0 // (value != b"bad")
+
+    async with new(partitioner=broken) as producer:
+        with pytest.raises(TransactionAborted, match="raised ZeroDivisionError"):
+            async with producer.transaction() as tx:
+                await tx.send("t", b"1")
+                with pytest.raises(InvalidPartition, match="raised ZeroDivisionError"):
+                    await tx.send("t", b"bad")
+        assert committed(cluster) == []
 
 
 async def test_a_start_that_timed_out_can_be_tried_again(

@@ -108,6 +108,9 @@ In ABORTABLE_ERROR and FATAL_ERROR the message begins with the call and the stat
 - **acknowledge**: its records are in the log.
 - **retry**: it is sent again, in its place and after `retry_backoff_ms`, until
   `delivery_timeout_ms` has passed (`DeliveryTimeout`) or `retries` is used up (`BrokerRejected`).
+  With `enable_idempotence` a batch whose own answer was lost, behind one that was given up without
+  an answer, is not: OUT_OF_ORDER_SEQUENCE_NUMBER then ends it (`BrokerRejected`, `persisted`
+  maybe), since under a new epoch it might be stored twice. (Java sends it.)
 - **split**: a batch of several records is sent again as smaller ones; a single record fails. With
   `enable_idempotence` those of a batch that may be in the log already, because an earlier answer
   was lost, are not stored twice: if it is, they fail as OUT_OF_ORDER_SEQUENCE_NUMBER, `persisted`

@@ -273,10 +273,10 @@ _WITHOUT_RECORDS = ("InitProducerId", "EndTxn")
 _NEW = "those for partitions that are new to the transaction wait"
 #: What waits until a request was done. From Kafka 4.0 on it is Produce that adds partitions.
 _WAITS_FOR = {
-    "FindCoordinator": f"goes on; before Kafka 4.0 {_NEW}",
+    "FindCoordinator": "goes on",
     "AddPartitionsToTxn": "those not sent yet wait",
     "AddOffsetsToTxn": _NEW,
-    "TxnOffsetCommit": f"goes on; before Kafka 4.0 {_NEW}",
+    "TxnOffsetCommit": "goes on",
 }
 
 #: The error that is seen (`{error}` is the code's own), and the rest.

@@ -142,16 +142,19 @@ _HINTS = {
 
 
 class Kind(Enum):
-    """The requests of a transaction. The value's number is their priority: low ones go first."""
+    """The requests of a transaction. The value's number is their priority: low ones go first.
+
+    A group's coordinator may be away for long. Only its offsets, and the commit, wait for that.
+    """
 
     FIND_COORDINATOR = (0, "FindCoordinator")
     INIT_PRODUCER_ID = (1, "InitProducerId")
     ADD_PARTITIONS = (2, "AddPartitionsToTxn")
     ADD_OFFSETS = (2, "AddOffsetsToTxn")
-    COMMIT_OFFSETS = (2, "TxnOffsetCommit")
-    END = (3, "EndTxn")
+    COMMIT_OFFSETS = (4, "TxnOffsetCommit")
+    END = (5, "EndTxn")
     #: InitProducerId once more, for another epoch.
-    BUMP_EPOCH = (4, "InitProducerId for the next epoch")
+    BUMP_EPOCH = (6, "InitProducerId for the next epoch")
 
     @property
     def priority(self) -> int:
@@ -159,6 +162,8 @@ class Kind(Enum):
         return self.value[0]
 
 
+#: The priority of finding a group's coordinator.
+_FIND_GROUP = 3
 #: What is about the open transaction, and of no use when that can only be aborted.
 _OF_A_TRANSACTION = (Kind.ADD_PARTITIONS, Kind.ADD_OFFSETS, Kind.COMMIT_OFFSETS, Kind.END)
 
@@ -199,6 +204,7 @@ class TxnRequest:
         "offsets",
         "operation",
         "partitions",
+        "priority",
         "wire",
     )
 
@@ -215,6 +221,9 @@ class TxnRequest:
         commit: bool = False,
     ) -> None:
         self.kind = kind
+        of_group = key is not None and key[0] == wire.FindCoordinatorRequest.GROUP
+        finds_group = kind is Kind.FIND_COORDINATOR and of_group
+        self.priority = _FIND_GROUP if finds_group else kind.priority
         self.number = number
         #: Who coordinates what it is about; of FindCoordinator, who is to be found.
         self.key = key
@@ -231,7 +240,12 @@ class TxnRequest:
         self.wire: wire.Request[Any] | None = None
 
     def __lt__(self, other: TxnRequest) -> bool:
-        return (self.kind.priority, self.number) < (other.kind.priority, other.number)
+        return (self.priority, self.number) < (other.priority, other.number)
+
+    @property
+    def is_of_offsets(self) -> bool:
+        """Whether it is for a group's offsets, which an abort has no use for."""
+        return self.kind is Kind.COMMIT_OFFSETS or self.priority == _FIND_GROUP
 
     def __repr__(self) -> str:
         return f"<TxnRequest {self.kind.value[1]} to {self.node} attempts={self.attempts}>"
@@ -444,7 +458,7 @@ class TransactionManager:
         self._new.clear()
         # The offsets of an aborted transaction are of no use. What adds something to it must get
         # its answer first: else nobody knew whether there is something to abort.
-        self._drop_queued(Kind.COMMIT_OFFSETS)
+        self._drop_queued()
         return operation
 
     def _end(self, call: str, state: TransactionState) -> Operation:
@@ -604,8 +618,9 @@ class TransactionManager:
         )
 
     def _drop_queued(self, *kinds: Kind) -> None:
-        dropped = [request for request in self._queue if request.kind in kinds]
-        self._queue = [request for request in self._queue if request.kind not in kinds]
+        """Forget the requests for offsets, and those of these kinds."""
+        dropped = [each for each in self._queue if each.is_of_offsets or each.kind in kinds]
+        self._queue = [each for each in self._queue if each not in dropped]
         heapq.heapify(self._queue)
         for request in dropped:
             self._drop(request)
@@ -625,7 +640,7 @@ class TransactionManager:
         self, request: TxnRequest, error: KafkaError, now: float, most: float = inf
     ) -> None:
         given_up = self.state is _S.ABORTABLE_ERROR and request.kind in _OF_A_TRANSACTION
-        if given_up or (self.is_doomed and request.kind is Kind.COMMIT_OFFSETS):
+        if given_up or (self.is_doomed and request.is_of_offsets):
             self._drop(request)
             return
         level = logging.WARNING if request.attempts == 0 else logging.DEBUG

@@ -447,6 +447,38 @@ def test_one_request_at_a_time() -> None:
 
 
 @both_versions
+@pytest.mark.parametrize("on_its_way", [False, True])
+def test_an_abort_forgets_who_coordinates_a_group(two: bool, on_its_way: bool) -> None:
+    world = World(two).begun()
+    operation = world.manager.send_offsets(OFFSETS, GROUP)
+    if not two:
+        world.answer(world.ask(Kind.ADD_OFFSETS))
+    find = world.ask(Kind.FIND_COORDINATOR)
+    if not on_its_way:
+        world.answer(find, E.COORDINATOR_NOT_AVAILABLE)
+    world.manager.abort()
+    if on_its_way:
+        world.answer(find, E.COORDINATOR_NOT_AVAILABLE)
+    assert Kind.FIND_COORDINATOR not in world.run()
+    assert operation.done
+    assert world.manager.state is S.READY
+
+
+def test_only_offsets_and_the_end_wait_for_a_groups_coordinator() -> None:
+    world = World().begun()
+    world.manager.send_offsets(OFFSETS, GROUP)
+    world.answer(world.ask(Kind.ADD_OFFSETS))
+    find = world.ask(Kind.FIND_COORDINATOR)
+    world.answer(find, E.COORDINATOR_NOT_AVAILABLE)
+    world.manager.commit()
+    world.manager.sequences.may_drain(partition(), batch())
+    world.answer(world.ask(Kind.ADD_PARTITIONS))
+    assert world.ask(Kind.FIND_COORDINATOR) is find
+    world.answer(find)
+    assert world.run() == [Kind.COMMIT_OFFSETS, Kind.END]
+
+
+@both_versions
 def test_a_transaction_of_nothing_ends_without_a_request(two: bool) -> None:
     """TX-16: the broker has not heard of it."""
     for how in (COMMIT, ABORT):
