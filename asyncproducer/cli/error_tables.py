@@ -173,6 +173,7 @@ _ABSENT = Effect(
     transaction=_DOOMS,
     user="nothing; the error after `max_block_ms`",
 )
+_REFUSED = _ABSENT._replace(refresh="", batch="none yet", user="the calls that wait raise it")
 
 #: What an answer comes to. `retriable` is the code's.
 _CONTROL: Mapping[str, Mapping[Answer, Effect]] = {
@@ -197,20 +198,8 @@ _CONTROL: Mapping[str, Mapping[Answer, Effect]] = {
         Answer.TAKE: _TAKEN,
         Answer.REPEAT: _ABSENT,
         Answer.WANTED: _ABSENT._replace(answer="repeat if wanted", refresh="metadata, if wanted"),
-        Answer.INVALID: _ABSENT._replace(
-            answer="invalid",
-            error="`InvalidTopic`",
-            refresh="",
-            batch="none yet",
-            user="the calls that wait raise it",
-        ),
-        Answer.DENIED: _ABSENT._replace(
-            answer="denied",
-            error="`AuthorizationError`",
-            refresh="",
-            batch="none yet",
-            user="the calls that wait raise it",
-        ),
+        Answer.INVALID: _REFUSED._replace(answer="invalid", error="`InvalidTopic`"),
+        Answer.DENIED: _REFUSED._replace(answer="denied", error="`AuthorizationError`"),
     },
     "... partition": {
         Answer.TAKE: _TAKEN,
