@@ -88,7 +88,8 @@ def test_under_faults_nothing_is_lost_and_what_happened_can_be_replayed(
         {"kind": "truncate_answer", "after": 9},
     ]
     plan.write_text(json.dumps({"faults": rules}))
-    arguments = ["--option", "reconnect.backoff.max.ms=50", "--rate", "2000"]
+    # A record a batch, six partitions: over 80 requests, however slow the machine.
+    arguments = ["--option", "reconnect.backoff.max.ms=50", "--option", "batch.size=0"]
     status, document = run_json(capsys, servers, "--faults", str(plan), "--seed", "5", *arguments)
     assert status == 0
     assert document["retries"] > 0

@@ -983,6 +983,21 @@ async def test_what_a_broker_has_said_that_it_has_stays_so(
     assert caught.value.persisted == "yes"
 
 
+@pytest.mark.parametrize("error", ["OUT_OF_ORDER_SEQUENCE_NUMBER", "UNKNOWN_PRODUCER_ID"])
+async def test_what_a_broker_has_said_that_it_has_gets_no_new_epoch(
+    cluster: EmbeddedCluster, new_producer: New, error: str
+) -> None:
+    """Under it, a broker that has forgotten the producer would store it a second time."""
+    cluster.inject("produce", error="NOT_ENOUGH_REPLICAS_AFTER_APPEND", after_append=True)
+    cluster.inject("produce", error=error)
+    async with new_producer() as producer:
+        with pytest.raises(BrokerRejected) as caught:
+            await producer.send("t", payload(0))
+        assert (caught.value.code, caught.value.persisted) == (ErrorCode[error], "yes")
+        assert (await producer.send("t", payload(1))).offset == 1
+    assert stored(cluster) == [0, 1]
+
+
 async def test_parts_of_a_batch_tell_of_its_attempts(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
