@@ -32,6 +32,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeAlias
 
@@ -460,10 +461,28 @@ class EmbeddedCluster:
     ) -> Listener:
         if self._network is not None:
             memory_server = self._network.listen(host, port, protocol_factory)
-            return Listener(memory_server.address.port, memory_server.close)
+
+            async def forget() -> None:
+                memory_server.close()
+
+            return Listener(memory_server.address.port, forget)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(protocol_factory, host, port)
-        return Listener(server.sockets[0].getsockname()[1], server.close)
+        return Listener(server.sockets[0].getsockname()[1], partial(_stop_listening, server))
+
+
+async def _stop_listening(server: asyncio.Server) -> None:
+    """Close it as `server.close()` does, and leave no connection open.
+
+    asyncio forgets those that it has accepted but not handed over yet: `Server._attach` fails.
+    """
+    loop = asyncio.get_running_loop()
+    for listening in server.sockets:
+        loop.remove_reader(listening.fileno())
+    # A task, a transport, a protocol that refuses it, its end, the news of that: a turn each.
+    for _ in range(5):
+        await asyncio.sleep(0)
+    server.close()
 
 
 def _call_later(delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:

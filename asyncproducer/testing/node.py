@@ -54,7 +54,7 @@ class Listener(NamedTuple):
     """A port that is listened on. `close` stops that; connections stay."""
 
     port: int
-    close: Callable[[], None]
+    close: Callable[[], Awaitable[None]]
 
 
 #: Listens at a host and port (0: any), and makes a protocol for each connection.
@@ -118,7 +118,7 @@ class BrokerNode:
         self.is_open = False
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.close()
+            await listener.close()
         tasks = [connection.task for connection in self.connections]
         self.drop_connections()
         await asyncio.gather(*tasks, return_exceptions=True)

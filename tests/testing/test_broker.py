@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import random
+import socket
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -650,6 +653,28 @@ async def test_a_client_that_does_not_read_holds_up_only_itself(
     for correlation_id in range(2, 10):
         response = await client.receive("fetch", 4, correlation_id)
         assert len(fetched(response)[0].records) > 900_000
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_who_is_accepted_when_the_cluster_closes_is_not_left_open(turns: int) -> None:
+    async def scenario() -> None:
+        cluster = EmbeddedCluster()
+        await cluster.start()
+        host, port = cluster.bootstrap_servers.split(":")
+        clients = [socket.create_connection((host, int(port))) for _ in range(20)]
+        for _ in range(turns):  # in one of which the loop accepts them
+            await asyncio.sleep(0)
+        await cluster.close()
+        for client in clients:
+            client.close()
+
+    loop = asyncio.new_event_loop()  # asyncio.run would end what is left itself
+    loop.run_until_complete(scenario())
+    loop.close()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert caught == []
 
 
 async def test_a_fault_of_the_broker_itself_closes_the_connection_and_is_logged(
