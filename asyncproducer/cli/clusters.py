@@ -9,7 +9,7 @@ import logging
 import multiprocessing
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from asyncproducer.errors import ErrorCode, error_name
 from asyncproducer.net.security import ssl_context
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ReadRecord",
     "Unreachable",
+    "cleanup_policy",
     "cluster",
     "create_topic",
     "delete_topic",
@@ -188,6 +189,29 @@ async def delete_topic(servers: str, topic: str, arguments: Mapping[str, Any]) -
     return error_name(code) if code else None
 
 
+async def cleanup_policy(servers: str, topic: str, arguments: Mapping[str, Any]) -> str | None:
+    """The topic's cleanup.policy ("compact,delete"); None where the cluster does not tell.
+
+    It takes DESCRIBE_CONFIGS, and not every broker that speaks the protocol knows the request. No
+    error: what asks can do without.
+    """
+    from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+    from aiokafka.errors import KafkaError
+
+    async with _admin(servers, arguments) as admin:
+        asked = ConfigResource(ConfigResourceType.TOPIC, topic, {"cleanup.policy": None})
+        try:
+            (answer,) = await admin.describe_configs([asked])
+        except KafkaError:
+            return None
+    # Which fields follow these depends on the version; where the code is an error, there are none.
+    for _, _, _, _, entries in answer.resources:
+        for name, value, *_ in entries:
+            if name == "cleanup.policy":
+                return str(value)
+    return None
+
+
 # -- reading back ----------------------------------------------------------------------------
 
 
@@ -200,6 +224,10 @@ class ReadRecord(NamedTuple):
     value: bytes | None
 
 
+#: Called with a partition, the first of the offsets that its log has no longer, and its start now.
+Removed: TypeAlias = Callable[[int, int, int], object]
+
+
 def _consumer(servers: str, arguments: Mapping[str, Any] | None) -> Any:
     """A consumer that is not ours, without a group."""
     from aiokafka import AIOKafkaConsumer
@@ -207,6 +235,8 @@ def _consumer(servers: str, arguments: Mapping[str, Any] | None) -> Any:
     return AIOKafkaConsumer(
         bootstrap_servers=servers,
         enable_auto_commit=False,
+        # Else it would go on at the end of a log that starts later now, and tell nobody.
+        auto_offset_reset="none",
         max_partition_fetch_bytes=4 << 20,
         fetch_max_bytes=32 << 20,
         **(arguments or {}),
@@ -234,26 +264,38 @@ async def read(
     arguments: Mapping[str, Any] | None = None,
     *,
     idle_ms: int = IDLE_MS,
+    removed: Removed | None = None,
 ) -> AsyncIterator[ReadRecord]:
     """Each record from `starts` to the present end; those of a partition in their order.
 
-    It ends early when nothing comes for `idle_ms`. Raises Unreachable when it may not be read.
+    What a log has no longer, since it starts later now, is left out, and told to `removed`. It ends
+    early when nothing comes for `idle_ms`. Raises Unreachable when it may not be read.
     """
     from aiokafka import TopicPartition
-    from aiokafka.errors import TopicAuthorizationFailedError
+    from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
 
     until = await ends(servers, topic, list(starts), arguments)
     left = {TopicPartition(topic, p) for p, start in starts.items() if until[p] > start}
     if not left:
         return  # aiokafka cannot close a consumer of nothing
     async with _consumer(servers, arguments) as consumer:
+        positions = {place: starts[place.partition] for place in left}
+        begins = await _begins(consumer, positions, removed)
         consumer.assign(left)
+        # With nothing awaited in between: it would ask for an offset that nobody has committed.
         for place in left:
-            consumer.seek(place, starts[place.partition])
+            consumer.seek(place, begins.get(place, positions[place]))
         heard = asyncio.get_running_loop().time()
         while left:
             try:
                 fetched = await consumer.getmany(*left, timeout_ms=min(idle_ms, POLL_MS))
+            except OffsetOutOfRangeError as error:
+                fetched = {}
+                begins = await _begins(consumer, error.args[0], removed)
+                for place, begin in begins.items():
+                    consumer.seek(place, begin)
+                if not begins:  # a log that ends before: its leader may be behind
+                    await asyncio.sleep(min(idle_ms, POLL_MS) / 1000)
             except TopicAuthorizationFailedError as error:
                 raise Unreachable(
                     f"the topic {topic!r} may not be read back: have READ granted"
@@ -268,3 +310,15 @@ async def read(
             left = {p for p in left if await consumer.position(p) < until[p.partition]}
             if now >= heard + idle_ms / 1000:
                 return  # the check tells what is missing
+
+
+async def _begins(
+    consumer: Any, positions: Mapping[Any, int], removed: Removed | None
+) -> dict[Any, int]:
+    """Where the logs start now that start behind these positions. Tells `removed` of them."""
+    begins: dict[Any, int] = await consumer.beginning_offsets(list(positions))
+    later = {place: begin for place, begin in begins.items() if begin > positions[place]}
+    if removed is not None:
+        for place, begin in later.items():
+            removed(place.partition, positions[place], begin)
+    return later

@@ -3,7 +3,8 @@
 Numbered records go into the cluster, through a proxy in which things go wrong if that is wanted
 (`--faults`), and a consumer that is not ours (aiokafka) reads the log back. Then each record is
 compared with what the producer said of it: lost, doubled, out of order, in another place, or in
-the log although an error said that it is not.
+the log although an error said that it is not. What the broker has removed by the topic's rules
+before it could be read is counted by itself: nobody can say of it that it was lost, or kept.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import asyncproducer
 from asyncproducer.cli.arguments import addresses, positive, within
 from asyncproducer.cli.clusters import (
     Unreachable,
+    cleanup_policy,
     cluster,
     create_topic,
     delete_topic,
@@ -67,8 +69,9 @@ def add_parser(commands: Any) -> None:
         " compares each one with what the producer said of it. With --faults they go through a"
         " proxy that cuts, truncates, delays, throttles, refuses and swallows by plan.",
         epilog="Exit status: 0 if every record was acknowledged and is in the log once, in order,"
-        " where it was told to be; 1 if not; 2 for wrong arguments or missing packages, 130 when"
-        " interrupted.",
+        " where it was told to be; 1 if not; 2 for wrong arguments or missing packages; 3 if"
+        " nothing is wrong as far as can be seen, and the broker has removed records (retention,"
+        " DeleteRecords, compaction) before they were read; 130 when interrupted.",
     )
     where = parser.add_argument_group("where").add_mutually_exclusive_group()
     where.add_argument(
@@ -146,7 +149,7 @@ def _properties(path: str) -> dict[str, str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Verify; 0 if every record was acknowledged, and is where it should be, once."""
+    """Verify; 0 if every record was acknowledged, and is where it should be, once. See `--help`."""
     try:
         from rich.console import Console
     except ImportError as error:
@@ -197,7 +200,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(result.document(), indent=1))
     else:
         _print(console, result)
-    return 0 if result.good else 1
+    return result.status
 
 
 def _plan(options: argparse.Namespace) -> FaultPlan | None:
@@ -237,15 +240,26 @@ class Result:
     metrics: dict[str, float]
     errors: dict[str, str]
     config: ProducerConfig
+    #: The topic's cleanup.policy, None if the cluster does not tell.
+    cleanup_policy: str | None = None
+    #: Where the logs start now from which something was removed before it was read, by partition.
+    log_starts: dict[int, int] = dataclasses.field(default_factory=dict)
     #: What went wrong in the proxy, if there was one.
     faults: dict[str, int] | None = None
     replay: FaultPlan | None = None
 
     @property
     def good(self) -> bool:
-        """Nothing went wrong, and nothing failed either."""
+        """Nothing went wrong, nothing failed either, and all of it could be judged."""
+        return self.status == 0
+
+    @property
+    def status(self) -> int:
+        """The exit status; 3 if only what the broker has removed keeps it from being good."""
         verdict = self.verdict
-        return verdict.clean and verdict.acknowledged == verdict.sent
+        if not verdict.clean or verdict.acknowledged < verdict.sent:
+            return 1
+        return 3 if verdict.unjudged else 0
 
     @property
     def retries(self) -> int:
@@ -266,7 +280,9 @@ class Result:
         return {
             "good": self.good,
             "clean": verdict.clean,
+            "judged": not verdict.unjudged,
             "topic": self.topic,
+            "cleanup_policy": self.cleanup_policy,
             "bootstrap_servers": self.servers,
             "version": asyncproducer.__version__,
             "implementation": asyncproducer.IMPLEMENTATION,
@@ -276,6 +292,7 @@ class Result:
                 "failed": verdict.failed,
                 "unexplained": verdict.unexplained,
             },
+            "log_starts": self.log_starts,
             "seconds": round(self.seconds, 3),
             "records_per_second": round(verdict.acknowledged / max(self.seconds, 1e-9)),
             "latency_ms": self.latency_ms(),
@@ -316,13 +333,22 @@ async def _verify(
         arguments = security(config)
         created = await create_topic(servers, topic, options.partitions, arguments)
         try:
+            policy = await cleanup_policy(servers, topic, arguments)
+            if _compacts(policy):
+                console.print(
+                    f"the topic {topic} is compacted (cleanup.policy={policy}): of each key only"
+                    " the last record stays for certain. What is removed before it is read cannot"
+                    " be judged",
+                    style="yellow",
+                    highlight=False,
+                )
             async with _proxy(servers, plan) as proxy:
                 near = servers if proxy is None else proxy.bootstrap_servers
                 config = _config(mapping, near, plan)
                 if not options.json:
                     console.print(f"{what} at {servers}, topic {topic}", highlight=False)
                 with console.status("sending ...") as status:
-                    result = await _run(options, config, servers, topic, arguments, status)
+                    result = await _run(options, config, servers, topic, arguments, policy, status)
                 if proxy is not None:
                     result.faults, result.replay = proxy.counts, proxy.replay()
                 return result
@@ -331,6 +357,10 @@ async def _verify(
                 refused = await delete_topic(servers, topic, arguments)
                 if refused:
                     console.print(f"the topic {topic} could not be deleted: {refused}")
+
+
+def _compacts(policy: str | None) -> bool:
+    return policy is not None and "compact" in policy
 
 
 @contextlib.asynccontextmanager
@@ -348,9 +378,10 @@ async def _run(
     servers: str,
     topic: str,
     arguments: dict[str, Any],
+    policy: str | None,
     status: Any,
 ) -> Result:
-    ledger = Ledger(keys=options.keys, size=options.size)
+    ledger = Ledger(keys=options.keys, size=options.size, compacted=_compacts(policy))
     loop = asyncio.get_running_loop()
     async with Producer[bytes, bytes](config=config) as producer:
         partitions = [info.partition for info in await producer.partitions_for(topic)]
@@ -363,7 +394,7 @@ async def _run(
         seconds = loop.time() - began
         await producer.close()
         metrics = producer.metrics()
-    async for record in read(servers, topic, starts, arguments):
+    async for record in read(servers, topic, starts, arguments, removed=ledger.removed):
         ledger.read(*record)
         if record.offset % 5000 == 0:
             status.update(f"reading back: partition {record.partition}, offset {record.offset:,}")
@@ -376,6 +407,8 @@ async def _run(
         metrics=metrics,
         errors=ledger.errors,
         config=config,
+        cleanup_policy=policy,
+        log_starts=ledger.log_starts,
     )
 
 
@@ -461,18 +494,45 @@ def _print(console: Console, result: Result) -> None:
         "altered": verdict.altered,
         "without an end": verdict.unresolved,
     }
-    if verdict.clean:
+    if not verdict.clean:
+        counts = ", ".join(f"{number:,} {name}" for name, number in wrong.items() if number)
+        console.print(f"✗ read back: {counts}", style="red", highlight=False)
+    elif verdict.unjudged:
+        console.print(
+            f"? read back: {verdict.in_log:,} records, each once, in order, and where it was told"
+            f" to be; {verdict.unjudged:,} others cannot be judged",
+            style="yellow",
+            highlight=False,
+        )
+    else:
         console.print(
             f"✓ read back: {verdict.in_log:,} records, all that were acknowledged, each once, in"
             " order, and where it was told to be",
             style="green",
             highlight=False,
         )
-    else:
-        counts = ", ".join(f"{number:,} {name}" for name, number in wrong.items() if number)
-        console.print(f"✗ read back: {counts}", style="red", highlight=False)
-    for line in _promises(result):
+    for line in (*_removed(result), *_promises(result)):
         console.print(line, highlight=False)
+
+
+def _removed(result: Result) -> list[str]:
+    """What the broker has removed by its own rules, which is no loss, and no success."""
+    verdict = result.verdict
+    lines = []
+    if verdict.removed:
+        starts = ", ".join(
+            f"partition {partition}'s log starts at {start:,} now"
+            for partition, start in sorted(result.log_starts.items())
+        )
+        lines.append(
+            f"{verdict.removed:,} no longer in the log ({starts}: retention or DeleteRecords)"
+        )
+    if verdict.compacted:
+        lines.append(
+            f"{verdict.compacted:,} not in the log, with a later record of their key behind them"
+            f" (cleanup.policy={result.cleanup_policy})"
+        )
+    return lines
 
 
 def _promises(result: Result) -> list[str]:
@@ -486,7 +546,7 @@ def _promises(result: Result) -> list[str]:
         )
     if (verdict.doubled or verdict.reordered) and not config.enable_idempotence:
         lines.append("without enable.idempotence, what is sent again may be doubled or reordered")
-    if verdict.clean and not result.good:
+    if verdict.clean and verdict.acknowledged < verdict.sent:
         lines.append(
             "✗ not every record was acknowledged; what the errors said of them is true, as far as"
             " the log shows"

@@ -7,6 +7,8 @@
     await producer.flush()
     for ...:                                   # what an independent consumer reads
         ledger.read(partition, offset, key, value)
+    for ...:                                   # what the broker removed before that, if it did
+        ledger.removed(partition, first, end)
     verdict = ledger.verdict()
     assert verdict.clean, verdict
 
@@ -17,6 +19,7 @@ task, one after the other: then the numbers ascend in each partition, whatever w
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import enum
 import itertools
@@ -43,6 +46,14 @@ class State(enum.IntEnum):
     YES = 4
     REFUSED = 5
     ABORTED = 6
+
+
+class _Fate(enum.Enum):
+    """Of a record that should be in the log, and is not. See `Verdict`."""
+
+    LOST = enum.auto()
+    REMOVED = enum.auto()
+    COMPACTED = enum.auto()
 
 
 # Plain numbers: one is written and read for each record.
@@ -73,9 +84,16 @@ class Verdict:
     #: In the log, of somebody else.
     foreign: int = 0
 
+    # What nobody can judge: of what the producer says to be in the log, and is not.
+
+    #: Where retention or DeleteRecords have removed records.
+    removed: int = 0
+    #: In a compacted topic, with a later record of the same key behind it.
+    compacted: int = 0
+
     # What must not be.
 
-    #: Acknowledged, and not in the log.
+    #: Acknowledged, and neither in the log nor removed by the broker's own rule.
     lost: int = 0
     #: There more than once: each time after the first.
     doubled: int = 0
@@ -105,8 +123,13 @@ class Verdict:
         return self.misplaced + self.denied + self.claimed + self.altered + self.unresolved
 
     @property
+    def unjudged(self) -> int:
+        """Records that may have been in the log, and that the broker then removed by its rules."""
+        return self.removed + self.compacted
+
+    @property
     def clean(self) -> bool:
-        """Nothing lost, doubled, reordered or unexplained. Records may have failed."""
+        """Nothing lost, doubled, reordered or unexplained. Some may have failed, or be unjudged."""
         wrong = self.lost + self.doubled + self.reordered + self.split_keys + self.unexplained
         return wrong == 0
 
@@ -115,11 +138,13 @@ class Ledger:
     """The books of one run, on one event loop. See the module's text.
 
     `keys`: how many, 0 for records without a key. `size`: bytes of a value, at least.
+    `compacted`: the topic's cleanup.policy has compact.
     """
 
-    def __init__(self, *, keys: int = 1000, size: int = 100) -> None:
+    def __init__(self, *, keys: int = 1000, size: int = 100, compacted: bool = False) -> None:
         self._keys = keys
         self._size = size
+        self._compacted = compacted
         self._prefix = b"%s " % secrets.token_hex(8).encode()
         self._states = bytearray()
         self._partitions = array("i")
@@ -134,6 +159,9 @@ class Ledger:
         self.open = 0
         self._last: dict[int, int] = {}
         self._place_of: dict[bytes | None, int] = {}
+        self._removed: dict[int, list[range]] = {}
+        #: By partition and key, in a compacted topic: the last record's offset.
+        self._key_ends: dict[tuple[int, bytes], int] = {}
         self._verdict = Verdict()
 
     def __len__(self) -> int:
@@ -182,6 +210,7 @@ class Ledger:
             self.latencies.append(asyncio.get_running_loop().time() - since)
         else:
             self._states[number] = _FAILED[error.persisted]
+            self._partitions[number] = error.partition
             self._note(error)
 
     def _note(self, error: Exception) -> None:
@@ -190,6 +219,8 @@ class Ledger:
     def read(self, partition: int, offset: int, key: bytes | None, value: bytes | None) -> None:
         """A record that the log holds. The records of a partition must come in their order."""
         verdict = self._verdict
+        if self._compacted and key is not None:
+            self._key_ends[partition, key] = offset  # whosever it is
         if value is None or not value.startswith(self._prefix):
             verdict.foreign += 1
             return
@@ -218,11 +249,26 @@ class Ledger:
         verdict.denied += state in (_NO, _REFUSED, _ABORTED)
         verdict.maybe_in_log += state == _MAYBE
 
+    def removed(self, partition: int, first: int, end: int) -> None:
+        """The log of this partition starts at `end` now: what was from `first` on is not there.
+
+        What was not read of it is neither lost nor kept: nobody can tell.
+        """
+        self._removed.setdefault(partition, []).append(range(first, end))
+
+    @property
+    def log_starts(self) -> dict[int, int]:
+        """Where the logs start now, of those partitions of which something was removed."""
+        return {partition: parts[-1].stop for partition, parts in self._removed.items()}
+
     def verdict(self) -> Verdict:
         """What became of all records, by what was read so far."""
         states, offsets = self._states, self._offsets
         seen = self._seen or bytes(len(states))
         placed = self._placed or seen
+        absent = self._absent()
+        why = collections.Counter(absent.values())
+        said = collections.Counter(states[n] for n, fate in absent.items() if fate is _Fate.LOST)
         return dataclasses.replace(
             self._verdict,
             sent=len(states),
@@ -233,12 +279,14 @@ class Ledger:
             failed_maybe=states.count(_MAYBE),
             failed_yes=states.count(_YES),
             unresolved=states.count(_OPEN),
-            lost=len(self.missing()),
+            lost=said[_ACKNOWLEDGED],
+            removed=why[_Fate.REMOVED],
+            compacted=why[_Fate.COMPACTED],
             misplaced=sum(
                 s == _ACKNOWLEDGED and offset >= 0 and found and not right
                 for s, offset, found, right in zip(states, offsets, seen, placed, strict=True)
             ),
-            claimed=sum(s == _YES and not found for s, found in zip(states, seen, strict=True)),
+            claimed=said[_YES],
             place_unknown=sum(
                 s == _ACKNOWLEDGED and offset < 0 for s, offset in zip(states, offsets, strict=True)
             ),
@@ -253,13 +301,33 @@ class Ledger:
             first = last + 1
 
     def missing(self) -> list[tuple[int, int, int]]:
-        """Number, and told partition and offset, of acknowledged records that were not read."""
-        seen = self._seen or bytes(len(self._states))
+        """Number, and told partition and offset, of acknowledged records that are lost."""
         return [
             (number, self._partitions[number], self._offsets[number])
-            for number, state in enumerate(self._states)
-            if state == _ACKNOWLEDGED and not seen[number]
+            for number, fate in self._absent().items()
+            if fate is _Fate.LOST and self._states[number] == _ACKNOWLEDGED
         ]
+
+    def _absent(self) -> dict[int, _Fate]:
+        """Why each record is not in the log of which the producer says that it is."""
+        seen = self._seen or bytes(len(self._states))
+        return {
+            number: self._fate(number)
+            for number, state in enumerate(self._states)
+            if state in (_ACKNOWLEDGED, _YES) and not seen[number]
+        }
+
+    def _fate(self, number: int) -> _Fate:
+        """Without an offset it may have been anywhere in its partition."""
+        partition, offset = self._partitions[number], self._offsets[number]
+        parts = self._removed.get(partition, ())
+        if any(offset in part or offset < 0 for part in parts):
+            return _Fate.REMOVED
+        if self._compacted:
+            key, _ = self._record(number)
+            if key is not None and self._key_ends.get((partition, key), -1) > offset:
+                return _Fate.COMPACTED
+        return _Fate.LOST
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from asyncproducer import Producer
+from asyncproducer.cli import clusters
 from asyncproducer.cli.clusters import (
     Unreachable,
+    cleanup_policy,
     create_topic,
     delete_topic,
     ends,
@@ -39,6 +41,59 @@ async def test_only_what_lies_between_start_and_end_is_read() -> None:
             await producer.send("t", b"after", partition=0)
         assert starts == {0: 1, 1: 0}
         assert [record async for record in read(servers, "t", starts)] == [(0, 1, None, b"after")]
+
+
+async def test_what_was_removed_before_the_reading_is_told_and_the_rest_is_read() -> None:
+    async with EmbeddedCluster(topics={"t": 2}) as cluster:
+        servers = cluster.bootstrap_servers
+        async with Producer[bytes, bytes](servers) as producer:
+            for partition in (0, 1):
+                for _ in range(5):
+                    await producer.send("t", b"x", partition=partition)
+        cluster.delete_records("t", 0, 3)
+        cluster.delete_records("t", 1, 5)
+        removed: list[tuple[int, ...]] = []
+        records = read(servers, "t", {0: 1, 1: 0}, removed=lambda *range_: removed.append(range_))
+        assert [record.offset async for record in records] == [3, 4]
+        assert sorted(removed) == [(0, 1, 3), (1, 0, 5)]
+
+
+async def test_what_is_removed_while_it_is_read_is_told_and_the_rest_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begins = clusters._begins
+
+    async def then_removed(*args: Any) -> dict[Any, int]:
+        found = await begins(*args)
+        if cluster.records("t", 0)[0].offset == 3:
+            cluster.delete_records("t", 0, 5)
+        return found
+
+    monkeypatch.setattr(clusters, "_begins", then_removed)
+    removed: list[tuple[int, ...]] = []
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        servers = cluster.bootstrap_servers
+        async with Producer[bytes, bytes](servers) as producer:
+            for _ in range(7):
+                await producer.send("t", b"x")
+        cluster.delete_records("t", 0, 3)
+        records = read(servers, "t", {0: 0}, removed=lambda *range_: removed.append(range_))
+        assert [record.offset async for record in records] == [5, 6]
+        assert removed == [(0, 0, 3), (0, 3, 5)]
+
+
+async def test_a_leader_that_is_behind_is_asked_again() -> None:
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        async with Producer[bytes, bytes](cluster.bootstrap_servers) as producer:
+            await producer.send("t", b"x")
+        cluster.inject(api="fetch", error="OFFSET_OUT_OF_RANGE", times=1)
+        records = read(cluster.bootstrap_servers, "t", {0: 0})
+        assert [record.offset async for record in records] == [0]
+
+
+async def test_a_cluster_that_does_not_tell_the_cleanup_policy_is_no_error() -> None:
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        assert await cleanup_policy(cluster.bootstrap_servers, "t", {}) is None
 
 
 async def test_a_log_without_records_is_read_in_no_time() -> None:

@@ -151,6 +151,90 @@ def test_what_is_wrong_in_the_log_is_told(
     assert status == ("✗" in out)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_what_retention_removed_before_it_was_read_is_neither_lost_nor_good(
+    lost: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, loop = clusters.read, asyncio.get_running_loop()
+
+    async def after_retention(*args: Any, **kwargs: Any) -> AsyncIterator[clusters.ReadRecord]:
+        # The cluster lives on the test's loop, which hears of this before it is asked to fetch.
+        loop.call_soon_threadsafe(cluster.delete_records, "t", 0, 40)
+        async for record in read(*args, **kwargs):
+            if record.offset >= 40 + lost:
+                yield record
+
+    monkeypatch.setattr(verify, "read", after_retention)
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        servers = cluster.bootstrap_servers
+        arguments = ("--topic", "t", "--option", "batch.size=1000")
+        status = await asyncio.to_thread(run_verify, servers, *arguments)
+    out = capsys.readouterr().out
+    told = "40 no longer in the log (partition 0's log starts at 40 now: retention or Delete"
+    assert told in out
+    if lost:
+        assert status == 1
+        assert "✗ read back: 1 lost\n" in out
+    else:
+        assert status == 3
+        assert "? read back: 460 records, each once" in out
+        assert "40 others cannot be judged" in out
+        assert "✗" not in out
+
+
+def test_json_has_what_was_removed(
+    servers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = clusters.read
+
+    async def later(*args: Any, removed: Any) -> AsyncIterator[clusters.ReadRecord]:
+        removed(0, 0, 40)
+        async for record in read(*args):
+            if record.offset >= 40:
+                yield record
+
+    monkeypatch.setattr(verify, "read", later)
+    status, document = run_json(capsys, servers, "--partitions", "1")
+    assert status == 3
+    assert (document["good"], document["clean"], document["judged"]) == (False, True, False)
+    assert (document["records"]["removed"], document["records"]["lost"]) == (40, 0)
+    assert document["log_starts"] == {"0": 40}
+
+
+async def _compact(*_: Any) -> str:
+    return "compact,delete"
+
+
+def test_in_a_compacted_topic_only_what_has_no_later_record_of_its_key_is_lost(
+    servers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = clusters.read
+
+    async def compacted(*args: Any, **kwargs: Any) -> AsyncIterator[clusters.ReadRecord]:
+        last = {record.key: record async for record in read(*args, **kwargs)}
+        for record in last.values():
+            yield record
+
+    monkeypatch.setattr(verify, "cleanup_policy", _compact)
+    monkeypatch.setattr(verify, "read", compacted)
+    assert run_verify(servers, "--keys", "20", "--partitions", "1") == 3
+    out = capsys.readouterr().out
+    assert "is compacted (cleanup.policy=compact,delete): of each key only the last record" in out
+    assert "? read back: 20 records" in out
+    told = "480 not in the log, with a later record of their key behind them (cleanup.policy=comp"
+    assert told in out
+
+
+def test_a_compacted_topic_of_which_nothing_was_removed_is_good(
+    servers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify, "cleanup_policy", _compact)
+    status, document = run_json(capsys, servers, "--keys", "20")
+    assert status == 0
+    assert document["judged"] is True
+    assert document["cleanup_policy"] == "compact,delete"
+
+
 def test_a_topic_of_its_own_is_deleted_and_others_are_not(
     servers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -343,9 +427,8 @@ def test_interrupted_is_130(
 # -- the screen ------------------------------------------------------------------------------
 
 
-def screen(verdict: Verdict, **options: Any) -> str:
-    out = io.StringIO()
-    result = verify.Result(
+def result(verdict: Verdict, **options: Any) -> verify.Result:
+    return verify.Result(
         topic="t",
         servers="a:1",
         verdict=verdict,
@@ -355,7 +438,11 @@ def screen(verdict: Verdict, **options: Any) -> str:
         errors={DeliveryTimeout.__name__: "late"},
         config=ProducerConfig("a:1", **options),
     )
-    verify._print(Console(file=out, width=200), result)
+
+
+def screen(verdict: Verdict, **options: Any) -> str:
+    out = io.StringIO()
+    verify._print(Console(file=out, width=200), result(verdict, **options))
     return out.getvalue()
 
 
@@ -366,6 +453,12 @@ def test_what_the_options_do_not_promise_is_said_where_it_happens() -> None:
     assert "acknowledges before" not in screen(lost)
     assert "without enable.idempotence" in screen(doubled, enable_idempotence=False)
     assert "without enable.idempotence" not in screen(doubled)
+
+
+def test_records_that_failed_are_no_success_whatever_else_was_removed() -> None:
+    verdict = Verdict(sent=10, acknowledged=9, failed_no=1, in_log=5, removed=4)
+    assert result(verdict).status == 1
+    assert "✗ not every record was acknowledged" in screen(verdict)
 
 
 def test_failures_are_told_with_what_they_said_of_the_log() -> None:

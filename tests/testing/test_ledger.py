@@ -73,6 +73,51 @@ def test_without_reading_all_is_lost(sent: tuple[Ledger, list[Any]]) -> None:
     assert ledger.verdict().lost == 100
 
 
+def test_what_was_removed_before_it_was_read_is_not_lost(sent: tuple[Ledger, list[Any]]) -> None:
+    ledger, found = sent
+    (partition, *_), *_ = found
+    removed = [place for place in found if place[0] == partition][:5]
+    others = [place for place in found if place not in removed]
+    ledger.removed(partition, 0, 3)
+    ledger.removed(partition, 3, 5)
+    for record in others[:-1]:
+        ledger.read(*record)
+    verdict = ledger.verdict()
+    assert (verdict.removed, verdict.lost, verdict.unjudged) == (5, 1, 5)
+    assert not verdict.clean
+    assert [place[1:] for place in ledger.missing()] == [others[-1][:2]]
+    assert ledger.log_starts == {partition: 5}
+    ledger.read(*others[-1])
+    assert ledger.verdict().clean
+
+
+def test_what_was_read_before_it_was_removed_is_judged(sent: tuple[Ledger, list[Any]]) -> None:
+    ledger, found = sent
+    for record in found:
+        ledger.read(*record)
+    ledger.removed(found[0][0], 0, 5)
+    assert ledger.verdict().clean
+    assert ledger.verdict().unjudged == 0
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+async def test_in_a_compacted_topic_only_the_last_record_of_a_key_is_lost(
+    compacted: bool, cluster: EmbeddedCluster, network: MemoryNetwork
+) -> None:
+    ledger = Ledger(keys=2, compacted=compacted)
+    async with Producer(cluster.bootstrap_servers, connector=network) as producer:
+        await send(ledger, producer, 6)
+        # Of somebody else, behind the last record of the second key.
+        await producer.send("t4", b"theirs", key=b"key-1")
+    for partition in range(4):
+        for record in cluster.records("t4", partition):
+            if record.value and (b" 2 " in record.value or record.value == b"theirs"):
+                ledger.read(partition, record.offset, record.key, record.value)
+    verdict = ledger.verdict()
+    # 0 is followed by 2, and 1, 3, 5 by theirs; 4 is followed by nothing.
+    assert (verdict.compacted, verdict.lost) == ((4, 1) if compacted else (0, 5))
+
+
 def test_what_is_read_twice_is_doubled_and_nothing_else(sent: tuple[Ledger, list[Any]]) -> None:
     ledger, found = sent
     for record in [*found, found[0]]:
@@ -156,26 +201,44 @@ async def test_failures_count_by_what_they_say_of_the_log(
     assert [*ledger.errors] == [DeliveryTimeout.__name__]
 
 
+class Failed:
+    """What `Ledger.track` wants of a delivery that has failed."""
+
+    def __init__(self, error: DeliveryTimeout) -> None:
+        self._error = error
+
+    def add_done_callback(self, call: Any) -> None:
+        call(self)
+
+    def exception(self) -> DeliveryTimeout:
+        return self._error
+
+
 @pytest.mark.parametrize(
     ("persisted", "is_read", "field"), [("no", True, "denied"), ("yes", False, "claimed")]
 )
 def test_an_error_that_says_what_is_not_true_is_unexplained(
     persisted: Any, is_read: bool, field: str
 ) -> None:
-    class Failed:
-        def add_done_callback(self, call: Any) -> None:
-            call(self)
-
-        def exception(self) -> DeliveryTimeout:
-            return DeliveryTimeout("late", persisted=persisted)
-
     ledger = Ledger()
     key, value = ledger.next_record()
-    ledger.track(Failed(), 0.0)  # type: ignore[arg-type]  # its Delivery
+    error = DeliveryTimeout("late", persisted=persisted)
+    ledger.track(Failed(error), 0.0)  # type: ignore[arg-type]  # its Delivery
     if is_read:
         ledger.read(0, 0, key, value)
     verdict = ledger.verdict()
     assert (getattr(verdict, field), verdict.unexplained, verdict.clean) == (1, 1, False)
+
+
+def test_without_an_offset_it_may_be_any_that_was_removed_from_the_partition() -> None:
+    ledger = Ledger()
+    for partition in (0, 1):
+        ledger.next_record()
+        error = DeliveryTimeout("late", persisted="yes", partition=partition)
+        ledger.track(Failed(error), 0.0)  # type: ignore[arg-type]  # its Delivery
+    ledger.removed(1, 0, 1)
+    verdict = ledger.verdict()
+    assert (verdict.claimed, verdict.removed) == (1, 1)
 
 
 def test_a_refused_record_must_not_be_in_the_log() -> None:
