@@ -832,10 +832,14 @@ class Intake:
     async def breathe(self) -> None:
         """Let the loop turn, for a task that has filled several batches in a row: answers must
         be read as well. Before its next record is taken, so that a cancellation finds nothing
-        half done."""
+        half done. Raises IllegalStateError where the next transaction has begun meanwhile."""
         if self.breathing is asyncio.current_task():
             self.breathing = None
+            openings = self.openings
             await asyncio.sleep(0)
+            # An abort of what no broker has heard of takes no turn.
+            if openings != self.openings:
+                raise IllegalStateError("the transaction that the record was sent in has ended")
 
     async def enter_later(self, topic: str, *record: Any) -> Delivery:
         """`breathe`, then `enter`."""

@@ -1401,6 +1401,38 @@ async def test_rows_do_not_go_on_in_the_next_transaction(
         assert stored(cluster) == [b"1"]
 
 
+def first(topic: TopicView, key: bytes | None, value: bytes | None) -> int:
+    return 0
+
+
+@pytest.mark.parametrize("many", [True, False])
+@pytest.mark.parametrize("own", [{}, {"partitioner": first}], ids=["default", "own"])
+async def test_records_that_let_the_loop_turn_do_not_go_on_in_the_next_transaction(
+    cluster: EmbeddedCluster, new: New, own: dict[str, Any], many: bool
+) -> None:
+    """Of version 1: nobody has heard of what was buffered, so the abort ends at once."""
+    cluster.set_feature("transaction.version", 1)
+
+    async def send(producer: Producer[Any, Any]) -> None:
+        if many:
+            await producer.send_many("t", [b"x" * 1000] * 2000)
+        else:
+            for _ in range(1000):
+                await producer.enqueue("t", b"x" * 1000)
+
+    async with new(**LAZY, **own) as producer:
+        await producer.warm_up("t")
+        await producer.begin_transaction()
+        sending = asyncio.create_task(send(producer))
+        await asyncio.sleep(0)  # it has taken in so much that others have their turn
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        with pytest.raises(IllegalStateError, match="sent in has ended"):
+            await sending
+        await producer.commit_transaction()
+        assert stored(cluster) == []
+
+
 async def test_a_record_whose_partitioner_raised_is_not_committed_over(
     cluster: EmbeddedCluster, new: New, version: int
 ) -> None:
