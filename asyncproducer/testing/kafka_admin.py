@@ -64,7 +64,7 @@ R = TypeVar("R", bound=ResponsePayload)
 
 _LATEST_TIMESTAMP = -1  # ListOffsets: "the end of the log"
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
-_TRANSACTION = 1  # FindCoordinator: a kind of key
+_GROUP, _TRANSACTION = 0, 1  # FindCoordinator: kinds of keys
 _PREFERRED = 0  # ElectLeaders: the first replica
 _TOPIC, _SET = 2, 0  # IncrementalAlterConfigs: a kind of resource, an operation
 
@@ -197,13 +197,20 @@ class Admin:
 
     def transaction_coordinator(self, transactional_id: str) -> int:
         """The node that coordinates the transactions of this id."""
+        return self._coordinator(_TRANSACTION, transactional_id)
+
+    def group_coordinator(self, group_id: str) -> int:
+        """The node that coordinates this consumer group."""
+        return self._coordinator(_GROUP, group_id)
+
+    def _coordinator(self, kind: int, key: str) -> int:
         answer = self._ask(
-            FindCoordinatorRequest(key_type=i8(_TRANSACTION), coordinator_keys=(transactional_id,)),
+            FindCoordinatorRequest(key_type=i8(kind), coordinator_keys=(key,)),
             FindCoordinatorResponse,
             None,
         )
         (found,) = answer.coordinators
-        _check(f"coordinator of {transactional_id}", found.error_code, found.error_message)
+        _check(f"coordinator of {key}", found.error_code, found.error_message)
         return int(found.node_id)
 
     def alter_topic(self, name: str, configs: Mapping[str, str]) -> None:

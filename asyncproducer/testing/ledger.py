@@ -300,6 +300,10 @@ class Ledger:
             yield State(state), first, last
             first = last + 1
 
+    def was_read(self, number: int) -> bool:
+        """Whether the log holds the record of this number, by what was read so far."""
+        return bool(self._seen) and bool(self._seen[number])
+
     def missing(self) -> list[tuple[int, int, int]]:
         """Number, and told partition and offset, of acknowledged records that are lost."""
         return [

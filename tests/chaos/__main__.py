@@ -5,7 +5,7 @@ three real brokers. Meanwhile two lines of faults go on side by side: of the bro
 SIGTERM, SIGSTOP, elections, too few replicas, other addresses, no quorum), and of the wire (cuts
 before and after the broker acted, truncated frames, delays, throttling, black holes, refusals).
 Afterwards a consumer that is not ours reads all of it, and each record is compared with what the
-producer said of it.
+producer said of it, and each offset that a transaction has sent for a group with its records.
 
 Exit status: 0 if so many faults happened, and nothing was lost, doubled, reordered or unexplained
 beyond what the options of a load promise; 1 if not.
@@ -31,6 +31,7 @@ from asyncproducer.testing.kafka import KafkaCluster
 from asyncproducer.testing.proxy import FaultPlan, FaultProxy
 from tests.chaos.faults import BROKER_FAULTS, OF_TRANSACTIONS, WIRE_FAULTS, Chaos, Fault
 from tests.chaos.loads import LOADS, Load, Outcome
+from tests.chaos.offsets import committed_log, committed_offset
 
 PARTITIONS = 6
 
@@ -115,6 +116,10 @@ class Run:
             starts = dict.fromkeys(range(PARTITIONS), 0)
             async for record in read(cluster.bootstrap_servers, load.topic, starts, load.reading):
                 load.ledger.read(*record)
+            if load.promise.transactional:
+                # First where it is: that waits until no transaction holds back anything.
+                load.offset_found = await committed_offset(cluster, load.group, load.topic)
+                load.logged_offsets = await committed_log(cluster, load.group, load.topic)
         self.outcomes = [load.outcome() for load in loads]
         return self._report(self.outcomes)
 
@@ -176,6 +181,7 @@ class Run:
                 ("epoch_bumps", outcome.epoch_bumps),
                 ("commits", outcome.commits),
                 ("aborts", outcome.aborts),
+                *dataclasses.asdict(outcome.offsets).items(),
                 ("longest_delivery_s", f"{outcome.longest_delivery_s:.1f}"),
             ):
                 allowed = "*" if field in outcome.promise.allows and value else ""
@@ -217,6 +223,7 @@ class Run:
                         "epoch_bumps": o.epoch_bumps,
                         "commits": o.commits,
                         "aborts": o.aborts,
+                        **dataclasses.asdict(o.offsets),
                     }
                     for o in outcomes
                 },

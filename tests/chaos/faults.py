@@ -180,10 +180,20 @@ async def kill_two(chaos: Chaos) -> str:
     return f"nodes {nodes[0]} and {nodes[1]}"
 
 
-async def kill_coordinator(chaos: Chaos) -> str:
-    """SIGKILL for the broker that coordinates the transactions."""
+async def kill_coordinator(chaos: Chaos, of: str = "transaction") -> str:
+    """SIGKILL for the broker that coordinates the transactions, or the group of their offsets."""
     (load,) = (load for load in chaos.loads if load.promise.transactional)
-    node = chaos.cluster.admin.transaction_coordinator(load.topic)
+    # After the fault before, or before the group's first offset, there may be none for a while.
+    found: list[int] = []
+
+    def ask() -> bool:
+        admin = chaos.cluster.admin
+        asked = admin.group_coordinator if of == "group" else admin.transaction_coordinator
+        found.append(asked(load.topic))
+        return True
+
+    await chaos.until(ask)
+    (node,) = found
     await asyncio.to_thread(chaos.cluster.kill, node)
     await chaos.until(lambda: chaos.led_by_others(node))
     await chaos.a_while(1)
@@ -192,11 +202,14 @@ async def kill_coordinator(chaos: Chaos) -> str:
 
 
 BROKER_FAULTS: dict[str, Fault] = {
-    fault.__name__: fault
-    for fault in (
-        *(kill, kill_and_start, stop, pause, pause_and_depose),
-        *(move_leaders, too_few_replicas, move_address, kill_two, kill_coordinator),
-    )
+    **{
+        fault.__name__: fault
+        for fault in (
+            *(kill, kill_and_start, stop, pause, pause_and_depose),
+            *(move_leaders, too_few_replicas, move_address, kill_two, kill_coordinator),
+        )
+    },
+    "kill_group_coordinator": partial(kill_coordinator, of="group"),
 }
 
 
@@ -227,7 +240,12 @@ WIRE_FAULTS: dict[str, Fault] = {
     "cut_metadata": partial(on_the_wire, "cut_after", "metadata"),
     "lose_end_txn": partial(on_the_wire, "cut_before", "end_txn"),
     "cut_end_txn": partial(on_the_wire, "cut_after", "end_txn"),
+    "lose_offsets": partial(on_the_wire, "cut_before", "txn_offset_commit"),
+    "cut_offsets": partial(on_the_wire, "cut_after", "txn_offset_commit"),
 }
 
 #: They need a transactional load.
-OF_TRANSACTIONS = {"kill_coordinator", "lose_end_txn", "cut_end_txn"}
+OF_TRANSACTIONS = {
+    *("kill_coordinator", "kill_group_coordinator"),
+    *("lose_end_txn", "cut_end_txn", "lose_offsets", "cut_offsets"),
+}

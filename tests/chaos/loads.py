@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from asyncproducer import Producer
+from asyncproducer import Producer, TopicPartition
 from asyncproducer.errors import (
     BufferFull,
     MetadataTimeout,
@@ -17,12 +19,14 @@ from asyncproducer.errors import (
 )
 from asyncproducer.testing.ledger import Ledger, Verdict
 
-__all__ = ["LOADS", "Load", "Outcome", "Promise"]
+__all__ = ["LOADS", "Load", "Offsets", "Outcome", "Promise"]
 
 #: How often a paced sender wakes, in seconds.
 TICK = 0.02
 #: How long a load may take to begin, in seconds.
 _START_S = 60.0
+#: How long a transaction that will be aborted waits for its offsets, in seconds.
+_OFFSETS_S = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +35,8 @@ class Promise:
 
     `why`: the reason for what they allow.
     `may_fail`: whether records may fail at all. With time enough, none does.
-    `transactional`: each some records are a transaction, of which some are aborted on purpose.
+    `transactional`: each some records are a transaction, together with the offset that a group
+    would have come to by consuming what they were made of. Some are aborted on purpose.
     """
 
     options: Mapping[str, Any]
@@ -69,7 +74,7 @@ LOADS = {
         {**_REQUEST, "request_timeout_ms": 700, "delivery_timeout_ms": 1500, "max_block_ms": 500},
         may_fail=True,
     ),
-    # Who reads what is committed sees each transaction whole, or nothing of it.
+    # Who reads what is committed sees each transaction whole, or nothing of it: records and offset.
     "transactional": Promise(
         {**_PATIENT, "transaction_timeout_ms": 180_000, "max_block_ms": 10_000},
         transactional=True,
@@ -78,6 +83,44 @@ LOADS = {
 
 #: Records of a transaction; each fourth is aborted.
 TRANSACTION = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Offsets:
+    """What a group has of a load's transactions, beside what the log has of their records."""
+
+    #: Transactions whose offset the group has had.
+    offsets_committed: int = 0
+    #: Where the group must be, by the last records that can be read, and where it is. 0: nowhere.
+    offset_expected: int = 0
+    offset_found: int = 0
+
+    # What must not be.
+
+    #: Transactions of which only the records count, or only the offset.
+    torn: int = 0
+    #: How often the group has gone back.
+    went_back: int = 0
+
+    @classmethod
+    def judged(cls, expected: Sequence[int], logged: Sequence[int], found: int) -> Offsets:
+        """`expected`: of the transactions whose records can be read. `logged`: the group's own log.
+
+        In the log an offset may come twice: its request was made again.
+        """
+        return cls(
+            offsets_committed=len(set(logged)),
+            offset_expected=expected[-1] if expected else 0,
+            offset_found=max(found, 0),
+            torn=len(set(expected) ^ set(logged)),
+            went_back=sum(after < before for before, after in itertools.pairwise(logged)),
+        )
+
+    @property
+    def wrong(self) -> dict[str, int]:
+        """What must not be, also where it is 0."""
+        elsewhere = int(self.offset_found != self.offset_expected)
+        return {"torn": self.torn, "went_back": self.went_back, "offset_elsewhere": elsewhere}
 
 
 @dataclasses.dataclass
@@ -93,6 +136,7 @@ class Outcome:
     aborts: int
     memory_balanced: bool
     longest_delivery_s: float
+    offsets: Offsets
 
     @property
     def wrong(self) -> dict[str, int]:
@@ -110,6 +154,7 @@ class Outcome:
             found["failed"] = verdict.failed
             found["refused"] = verdict.refused
         found["memory"] = not self.memory_balanced
+        found.update(self.offsets.wrong)
         return {name: number for name, number in found.items() if number}
 
 
@@ -131,6 +176,13 @@ class Load:
             servers, client_id=f"chaos-{name}", **options
         )
         self.commits = self.aborts = 0
+        #: The group whose offsets are sent, and for which partition: any will do.
+        self.group, self.place = topic, TopicPartition(topic, 0)
+        #: The offset that each transaction has sent: the number of its last record, and one more.
+        self.ends: list[int] = []
+        #: What others read of the group: all that it has committed, and where it is.
+        self.logged_offsets: list[int] = []
+        self.offset_found = 0
         self._rate = rate
         self._ending = False
         self._task: asyncio.Task[None] | None = None
@@ -186,12 +238,19 @@ class Load:
                     ledger.track(
                         await producer.enqueue(self.topic, value, key=key), now=loop.time()
                     )
+                self.ends.append(len(ledger))
+                offsets = partial(producer.send_offsets, {self.place: len(ledger)}, self.group)
                 if turn % 4:
+                    await until_known(offsets)
                     await until_known(producer.commit_transaction)
                     self.commits += 1
                     continue
-                # An abort drops what was not sent: with this it has something to take back.
+                # An abort drops what was not sent: with this it has something to take back. It
+                # need not wait for the group's coordinator, wherever the offset is by then.
                 await producer.flush()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_OFFSETS_S):
+                        await offsets()
             except TransactionAborted:
                 pass
             await until_known(producer.abort_transaction)
@@ -207,8 +266,10 @@ class Load:
         await self.producer.close()
 
     def outcome(self) -> Outcome:
-        """After `end`, and after the log was read into the ledger."""
+        """After `end`, and after the logs of the records and of the group were read."""
         metrics = self.producer.metrics()
+        # Who reads decides, not what the commit told us.
+        expected = [end for end in self.ends if self.ledger.was_read(end - 1)]
         sequences = self.producer._sequences
         return Outcome(
             name=self.name,
@@ -220,6 +281,7 @@ class Load:
             aborts=self.aborts,
             memory_balanced=metrics["buffer_available_bytes"] == metrics["buffer_total_bytes"],
             longest_delivery_s=max(self.ledger.latencies, default=0.0),
+            offsets=Offsets.judged(expected, self.logged_offsets, self.offset_found),
         )
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 FAULTS = [
-    *("kill", "pause_and_depose", "move_leaders", "move_address", "kill_coordinator"),
+    *("kill_coordinator", "kill_group_coordinator"),
+    *("pause_and_depose", "move_leaders", "move_address"),
     *("cut_after", "truncate_answer", "black_hole", "delay"),
 ]
 
@@ -35,6 +36,8 @@ async def test_nine_kinds_of_faults_lose_double_and_reorder_nothing(
     for outcome in run.outcomes:
         assert outcome.verdict.acknowledged > 0
         assert outcome.retries > 0, report
+    (transactional,) = (o for o in run.outcomes if o.promise.transactional)
+    assert transactional.offsets.offsets_committed == transactional.commits > 0
 
 
 @pytest.mark.long

@@ -37,6 +37,7 @@ from asyncproducer import (
 from asyncproducer.core.transactions import TransactionState
 from asyncproducer.testing.kafka import KafkaCluster
 from asyncproducer.testing.proxy import FaultProxy, ProxyFault
+from tests.chaos.offsets import committed_offset
 
 from .conftest import IMPATIENT, FreshTopic, started
 
@@ -136,22 +137,6 @@ def committed() -> ReadCommitted:
         return seen
 
     return read
-
-
-async def committed_offset(cluster: KafkaCluster, group: str, topic: str) -> int:
-    """Of partition 0, as soon as no transaction holds it back."""
-
-    def ask() -> int:
-        consumer = confluent_kafka.Consumer(
-            {"bootstrap.servers": cluster.bootstrap_servers, "group.id": group}
-        )
-        try:
-            (place,) = consumer.committed([confluent_kafka.TopicPartition(topic, 0)], timeout=30)
-            return int(place.offset)
-        finally:
-            consumer.close()
-
-    return await asyncio.to_thread(ask)
 
 
 def state(producer: Producer) -> TransactionState:

@@ -57,6 +57,15 @@ def test_what_is_there_once_and_in_order_is_clean(sent: tuple[Ledger, list[Any]]
     assert (verdict.failed, verdict.unexplained, verdict.foreign) == (0, 0, 0)
 
 
+def test_what_was_read_is_known_of_each_record(sent: tuple[Ledger, list[Any]]) -> None:
+    ledger, found = sent
+    assert not ledger.was_read(7)
+    for record in found:
+        if b" 7 " not in record[3]:
+            ledger.read(*record)
+    assert [n for n in range(100) if not ledger.was_read(n)] == [7]
+
+
 def test_what_is_acknowledged_and_not_read_is_lost(sent: tuple[Ledger, list[Any]]) -> None:
     ledger, found = sent
     for record in found[1:]:
