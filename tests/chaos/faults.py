@@ -25,8 +25,9 @@ __all__ = ["BROKER_FAULTS", "OF_TRANSACTIONS", "WIRE_FAULTS", "Chaos", "Fault"]
 #: begins again with its bootstrap addresses, and some of these must be right.
 WANDERER = 3
 
-#: A fault of the wire happens with one of the next requests, of which there are many a second.
-WIRE_PATIENCE_S = 30.0
+#: A fault of the wire happens with one of the next requests, of which there are many a second. But
+#: a transaction may have to wait until two faults of the brokers are over, one after the other.
+WIRE_PATIENCE_S = 90.0
 
 
 class Chaos:
