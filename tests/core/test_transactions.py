@@ -851,6 +851,21 @@ def test_the_first_partitions_wait_only_a_moment_for_the_markers_of_the_last_tra
     assert world.manager.wake_at == pytest.approx(world.now + 0.1)
 
 
+@pytest.mark.parametrize("kind", [Kind.ADD_OFFSETS, Kind.COMMIT_OFFSETS])
+def test_so_do_the_offsets_of_a_group(kind: Kind) -> None:
+    """Java waits for retry_backoff_ms: most of the time of a transaction with offsets."""
+    world, request, _ = reaches(kind)
+    world.answer(request, E.COORDINATOR_LOAD_IN_PROGRESS)
+    assert world.next() is None
+    assert world.manager.wake_at == pytest.approx(world.now + 0.1)
+    world, request, _ = reaches(kind)
+    for pause in (0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02):
+        world.answer(request, E.CONCURRENT_TRANSACTIONS)
+        assert world.next() is None
+        assert world.manager.wake_at == pytest.approx(world.now + pause)
+        request = world.ask(kind)
+
+
 @pytest.mark.parametrize("kind", TO_A_COORDINATOR)
 @pytest.mark.parametrize("code", [E.COORDINATOR_NOT_AVAILABLE, E.NOT_COORDINATOR])
 def test_a_coordinator_that_is_none_any_more_is_looked_for(kind: Kind, code: ErrorCode) -> None:
