@@ -193,8 +193,8 @@ async def _transactions(peer: Peer, case: Case, records: int) -> AsyncIterator[i
         return
     for sent in range(0, records, case.transaction):
         await peer.begin()
-        yield min(case.transaction, records - sent)
-        await peer.commit()
+        yield (count := min(case.transaction, records - sent))
+        await peer.commit(sent + count if case.offsets else None)
 
 
 async def warm_up(peer: Peer, job: Job) -> int:

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 __all__ = [
     "BASE_RECORDS",
+    "GROUP",
     "HEADLINE",
     "LINGER_MS",
     "WORKLOADS",
@@ -42,6 +43,9 @@ Load: TypeAlias = Literal[
 BASE_RECORDS = 1_000_000
 
 LINGER_MS = 5
+
+#: The consumer group whose offsets are sent in transactions.
+GROUP = "asyncproducer-bench"
 
 _KIB = 1024
 #: So many distinct values, or as many as fit in some megabytes, are sent in turn.
@@ -86,6 +90,8 @@ class Case:
     headers: int = 0
     #: So many records each are a transaction; 0: there are none. Of floods and lists.
     transaction: int = 0
+    #: Each of these sends an offset of `GROUP` too, as who reads, transforms and writes does.
+    offsets: bool = False
     #: Values are dicts, and are serialized as JSON by the peer's value serializer.
     json: bool = False
     #: The event loop's stalls are measured too, by a task that wakes each millisecond.
@@ -270,11 +276,19 @@ WORKLOADS: dict[str, Workload] = {
                 Case(name="1,000 records a transaction", transaction=1_000),
                 Case(name="10,000 records a transaction", transaction=10_000),
                 Case(name="1,000 records a transaction, lists", transaction=1_000, load="lists"),
+                Case(
+                    name="100 records and a group's offset a transaction",
+                    transaction=100,
+                    offsets=True,
+                    records=20_000,
+                ),
             ),
             peers=_FLAT_OUT,
             remark="Lists go by send_many, with confluent by produce_batch, with aiokafka record "
-            "by record. What a read_committed consumer would be given is what is counted. Java's "
-            "load generator ends its transactions by time, and is left out.",
+            "by record. Who reads, transforms and writes sends an offset of its group with each "
+            "transaction: what counts there is the wait for the end of the one before. What a "
+            "read_committed consumer would be given is what is counted. Java's load generator ends "
+            "its transactions by time, and is left out.",
         ),
         Workload(
             id="W8",

@@ -22,6 +22,7 @@ class Recorder:
         self.lists = lists
         #: How many records there were at the begin and at the end of each transaction.
         self.transactions: list[tuple[int, int]] = []
+        self.offsets: list[int | None] = []
         self._began = 0
         self.got: list[tuple[str, int | None, Any]] = []
         self.headers: Any = None
@@ -64,8 +65,9 @@ class Recorder:
     async def begin(self) -> None:
         self._began = len(self.got)
 
-    async def commit(self) -> None:
+    async def commit(self, offset: int | None) -> None:
         self.transactions.append((self._began, len(self.got)))
+        self.offsets.append(offset)
 
     async def flush(self) -> None:
         self.flushed += 1
@@ -148,6 +150,13 @@ async def test_a_flood_in_transactions_commits_each(blocking: bool) -> None:
     assert peer.transactions == [(0, 10), (10, 20), (20, 25)]
     await warm_up(peer, job(Case(name="x", records=300, transaction=20)))
     assert peer.transactions[3:] == [(25, 45), (45, 55)]
+    assert peer.offsets == [None] * 5
+
+
+async def test_transactions_send_the_number_of_records_so_far_as_the_groups_offset() -> None:
+    peer = Recorder(blocking=False)
+    await run(peer, Case(name="x", records=25, transaction=10, offsets=True))
+    assert peer.offsets == [10, 20, 25]
 
 
 @pytest.mark.parametrize("blocking", [True, False])

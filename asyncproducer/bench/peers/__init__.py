@@ -84,8 +84,8 @@ class Peer(Protocol):
         """Begins a transaction, where the case has them."""
         ...
 
-    async def commit(self) -> None:
-        """Returns when the transaction is committed."""
+    async def commit(self, offset: int | None) -> None:
+        """Returns when the transaction is committed, with this offset of GROUP in the topic."""
         ...
 
     async def flush(self) -> None:
@@ -112,7 +112,7 @@ class Plain:
         """See Peer."""
         raise NotImplementedError
 
-    async def commit(self) -> None:
+    async def commit(self, offset: int | None) -> None:
         """See Peer."""
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiokafka
 
 from asyncproducer.bench.peers import Job, Result, Send
-from asyncproducer.bench.workloads import LINGER_MS
+from asyncproducer.bench.workloads import GROUP, LINGER_MS
 from asyncproducer.serializers import json_serializer
 
 __all__ = ["AioKafka"]
@@ -37,6 +37,7 @@ class AioKafka:
             compression_type=None if case.codec == "none" else case.codec,
             **options,
         )
+        self._place = aiokafka.TopicPartition(job.topics[0], 0)
         await self._producer.start()
         for topic in job.topics:
             await self._producer.partitions_for(topic)
@@ -74,8 +75,10 @@ class AioKafka:
         """See Peer."""
         await self._producer.begin_transaction()
 
-    async def commit(self) -> None:
+    async def commit(self, offset: int | None) -> None:
         """See Peer."""
+        if offset is not None:
+            await self._producer.send_offsets_to_transaction({self._place: offset}, GROUP)
         await self._producer.commit_transaction()
 
     async def flush(self) -> None:

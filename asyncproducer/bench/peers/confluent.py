@@ -11,7 +11,7 @@ from typing import Any
 import confluent_kafka
 
 from asyncproducer.bench.peers import Job, Plain, Result, Send
-from asyncproducer.bench.workloads import LINGER_MS
+from asyncproducer.bench.workloads import GROUP, LINGER_MS
 from asyncproducer.serializers import json_serializer
 
 __all__ = ["Confluent", "ConfluentAio"]
@@ -60,6 +60,12 @@ class Confluent:
         self._producer.list_topics(job.topics[0], timeout=30)
         if job.case.transaction:
             self._producer.init_transactions(30)
+        if job.case.offsets:
+            self._topic = job.topics[0]
+            # Only a consumer gives what send_offsets_to_transaction takes.
+            group = {"bootstrap.servers": job.servers, "group.id": GROUP}
+            self._consumer = confluent_kafka.Consumer(group)
+            self._group = self._consumer.consumer_group_metadata()
 
     def _on_delivery(self, error: Any, _: Any) -> None:
         if error is not None:
@@ -125,8 +131,11 @@ class Confluent:
         """See Peer."""
         self._producer.begin_transaction()
 
-    async def commit(self) -> None:
+    async def commit(self, offset: int | None) -> None:
         """See Peer."""
+        if offset is not None:
+            place = confluent_kafka.TopicPartition(self._topic, 0, offset)
+            self._producer.send_offsets_to_transaction([place], self._group)
         self._producer.commit_transaction()
 
     async def flush(self) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import asyncproducer
 from asyncproducer.bench.peers import Job, Result, Send
-from asyncproducer.bench.workloads import LINGER_MS
+from asyncproducer.bench.workloads import GROUP, LINGER_MS
 from asyncproducer.options import Options
 from asyncproducer.producer import Producer
+from asyncproducer.records import TopicPartition
 from asyncproducer.serializers import json_serializer
 
 __all__ = ["Ours"]
@@ -38,6 +39,7 @@ class Ours:
         self.producer: Producer[Any, Any] = Producer(
             job.servers, value_serializer=json_serializer if case.json else None, **options
         )
+        self._place = TopicPartition(job.topics[0], 0)
         await self.producer.start()
         await self.producer.warm_up(*job.topics)
 
@@ -74,8 +76,10 @@ class Ours:
         """See Peer."""
         await self.producer.begin_transaction()
 
-    async def commit(self) -> None:
+    async def commit(self, offset: int | None) -> None:
         """See Peer."""
+        if offset is not None:
+            await self.producer.send_offsets({self._place: offset}, GROUP)
         await self.producer.commit_transaction()
 
     async def flush(self) -> None:
