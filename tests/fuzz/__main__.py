@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 
-@contextlib.contextmanager
-def _measured() -> Iterator[None]:
-    """Measures coverage if that is asked for. Modules that are loaded before are not seen."""
+def _measured() -> Callable[[], None] | None:
+    """Measures coverage from now on, if that is asked for. The result ends it.
+
+    Modules that are loaded before are not seen.
+    """
     if "--coverage-file" not in sys.argv:
-        yield
-        return
+        return None
     import coverage
 
     file = sys.argv[sys.argv.index("--coverage-file") + 1]
     measured = coverage.Coverage(
         data_file=file, config_file=False, branch=True, source_pkgs=["asyncproducer"]
     )
-    with measured.collect():
-        yield
-    measured.save()
+    measured.start()
+
+    def end() -> None:
+        measured.stop()
+        measured.save()
+
+    return end
 
 
-def main() -> int:
+def main(end_measuring: Callable[[], None] | None = None) -> int:
     """1 if there were findings."""
     from . import runner
     from .targets import TARGETS
@@ -46,19 +50,24 @@ def main() -> int:
     parser.add_argument("--replay", action="store_true", help="run the kept inputs, nothing else")
     for internal in ("--worker", "--current", "--coverage-file"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
-    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    for internal in ("--first", "--measured-inputs"):
+        parser.add_argument(internal, type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--measured-seconds", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return _work(options)
+        return _work(options, end_measuring)
     if options.replay:
         return _replay(options.target)
     return _fuzz(options)
 
 
-def _work(options: argparse.Namespace) -> int:
+def _work(options: argparse.Namespace, end_measuring: Callable[[], None] | None) -> int:
     from . import runner
     from .targets import TARGETS
 
+    measured = None
+    if end_measuring is not None:
+        measured = runner.Measured(options.measured_seconds, options.measured_inputs, end_measuring)
     runner.work(
         TARGETS[options.worker],
         options.seed,
@@ -66,6 +75,7 @@ def _work(options: argparse.Namespace) -> int:
         options.seconds,
         options.inputs,
         Path(options.current),
+        measured,
     )
     return 0
 
@@ -138,6 +148,4 @@ def _replay(names: list[str] | None) -> int:
 
 
 if __name__ == "__main__":
-    with _measured():
-        code = main()
-    sys.exit(code)
+    sys.exit(main(_measured()))

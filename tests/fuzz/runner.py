@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import json
 import mmap
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,36 @@ class _Current:
         return self._map[_HEADER : _HEADER + size]
 
 
-def work(target: Target, seed: str, first: int, seconds: float, inputs: int, current: Path) -> None:
+@dataclasses.dataclass
+class Measured:
+    """Coverage is measured of a worker's first inputs: it costs most of the speed."""
+
+    seconds: float
+    inputs: int
+    end: Callable[[], None]
+
+
+def work(
+    target: Target,
+    seed: str,
+    first: int,
+    seconds: float,
+    inputs: int,
+    current: Path,
+    measured: Measured | None = None,
+) -> None:
     """Runs inputs from number `first` on; findings and a summary go to stdout, as JSON lines."""
     _limit_memory(target)
     at = _Current(current, create=False)
     kinds: dict[str, int] = {}
-    ends = time.monotonic() + seconds
+    gc.freeze()  # what is loaded by now is no garbage: there is less to look through
+    began = time.monotonic()
     number = first
-    while number - first < inputs and time.monotonic() < ends:
+    while number - first < inputs and (past := time.monotonic() - began) < seconds:
+        if measured and (number - first >= measured.inputs or past >= measured.seconds):
+            measured.end()
+            measured = None
+            gc.freeze()  # by now kio has loaded most of what it needs, too
         data = make(target, seed, number)
         at.begin(number, data)
         number += 1
@@ -134,6 +157,8 @@ def work(target: Target, seed: str, first: int, seconds: float, inputs: int, cur
             kinds[where] = kinds.get(where, 0) + 1
             if kinds[where] <= _FINDINGS_OF_A_KIND:
                 _say(finding=kind, data=data.hex(), text=text)
+    if measured:
+        measured.end()
     _say(done=number - first)
 
 
@@ -188,32 +213,32 @@ def fuzz(
     """Runs a target for so long, or so many inputs. `coverage`: where to put what was covered."""
     report = Report(target)
     began = time.monotonic()
-    if coverage is not None:
-        # Measuring costs most of the speed: a fifth of the time must do.
-        part = min(seconds / 5, 60.0)
-        _watched(report, seed, 0, part, inputs // 5, coverage=coverage)
-    left = seconds - (time.monotonic() - began)
-    _watched(report, seed, report.inputs, left, inputs - report.inputs, coverage=None)
+    _watched(report, seed, seconds, inputs, coverage)
     report.seconds = time.monotonic() - began
     return report
 
 
-def _watched(
-    report: Report, seed: str, first: int, seconds: float, inputs: int, *, coverage: Path | None
-) -> None:
+def _watched(report: Report, seed: str, seconds: float, inputs: int, coverage: Path | None) -> None:
     """One worker after the other, until time or inputs are used up."""
     ends = time.monotonic() + seconds
-    stop = first + inputs
-    while first < stop and (left := ends - time.monotonic()) > 0:
+    first = 0
+    # A fifth must do. In the same worker: to start another one, and have it load what it needs,
+    # takes a second of CPU time.
+    measured_ends, measured_stop = ends - seconds + min(seconds / 5, 60.0), inputs // 5
+    while first < inputs and (left := ends - time.monotonic()) > 0:
         with tempfile.TemporaryDirectory() as directory:
             current = Path(directory) / "current"
             file = _Current(current, create=True)
             arguments = [
                 *("--worker", report.target, "--seed", seed, "--first", str(first)),
-                *("--seconds", str(left), "--inputs", str(stop - first)),
+                *("--seconds", str(left), "--inputs", str(inputs - first)),
                 *("--current", str(current)),
-                *(() if coverage is None else ("--coverage-file", str(coverage))),
             ]
+            measured = measured_ends - time.monotonic()
+            if coverage is not None and measured > 0 and first < measured_stop:
+                arguments += ["--coverage-file", str(coverage)]
+                arguments += ["--measured-seconds", str(measured)]
+                arguments += ["--measured-inputs", str(measured_stop - first)]
             ended, killed = _watch(_command(arguments), file, report)
             if ended:
                 return

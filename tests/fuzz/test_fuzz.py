@@ -144,6 +144,48 @@ def test_a_worker_tells_what_it_found(
     assert said[2] == {"done": 7}
 
 
+@pytest.mark.parametrize(("inputs", "ended_at"), [(3, 3), (100, 7)])
+def test_coverage_is_measured_of_the_first_inputs_only(
+    inputs: int, ended_at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Counts(Takes):
+        done = 0
+
+        def run(self, data: bytes) -> None:
+            self.done += 1
+
+    monkeypatch.setattr(runner, "_limit_memory", lambda target: None)
+    current = tmp_path / "current"
+    runner._Current(current, create=True)
+    target = Counts()
+    ended = []
+    measured = runner.Measured(1e9, inputs, lambda: ended.append(target.done))
+    runner.work(target, "seed", 0, 1e9, 7, current, measured)
+    assert ended == [ended_at]
+
+
+def test_a_worker_that_takes_over_measures_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = []
+
+    def command(arguments: list[str]) -> list[str]:
+        there = "--measured-inputs" in arguments
+        measured.append(arguments[arguments.index("--measured-inputs") + 1] if there else None)
+        first = int(arguments[arguments.index("--first") + 1])
+        file = arguments[arguments.index("--current") + 1]
+        at = (first + 6).to_bytes(8, "big") + bytes(8)  # it dies at its sixth input
+        code = f"import os\nwith open({file!r}, 'r+b') as f: f.write({at!r})\nos.abort()"
+        return [sys.executable, "-c", code]
+
+    monkeypatch.setattr(runner, "_command", command)
+    runner.fuzz("answers", "seed", seconds=100, inputs=18, coverage=tmp_path / "coverage")
+    assert measured == ["3", None, None]
+    measured.clear()
+    runner.fuzz("answers", "seed", seconds=100, inputs=40, coverage=tmp_path / "coverage")
+    assert measured[:3] == ["8", "2", None]
+
+
 def test_what_is_broken_was_whole_before() -> None:
     """Most inputs are nearly valid: else only the first check of each parser would be met."""
     rng = random.Random(1)
