@@ -8,6 +8,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .report import Total
 
 
 def _measured() -> Callable[[], None] | None:
@@ -35,6 +39,7 @@ def _measured() -> Callable[[], None] | None:
 def main(end_measuring: Callable[[], None] | None = None) -> int:
     """1 if there were findings."""
     from . import runner
+    from .report import Total
     from .targets import TARGETS
 
     parser = argparse.ArgumentParser(
@@ -47,6 +52,13 @@ def main(end_measuring: Callable[[], None] | None = None) -> int:
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="default: all")
     parser.add_argument("--seed", help="the same inputs again; default: another one each time")
     parser.add_argument("--no-coverage", action="store_true", help="do not measure it")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="add what this run does to a JSON file, and print all that is in it: a long run may"
+        " come in pieces, one after the other",
+    )
     parser.add_argument("--replay", action="store_true", help="run the kept inputs, nothing else")
     for internal in ("--worker", "--current", "--coverage-file"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
@@ -58,7 +70,14 @@ def main(end_measuring: Callable[[], None] | None = None) -> int:
         return _work(options, end_measuring)
     if options.replay:
         return _replay(options.target)
-    return _fuzz(options)
+    try:
+        total = Total(options.report)
+    except (OSError, ValueError) as error:
+        parser.error(f"--report: {error}")
+    for name, fed in total.targets.items():
+        if options.seed in fed.seeds and name in (options.target or TARGETS):
+            parser.error(f"--report: {name} was fed the inputs of seed {options.seed} already")
+    return _fuzz(options, total)
 
 
 def _work(options: argparse.Namespace, end_measuring: Callable[[], None] | None) -> int:
@@ -80,8 +99,9 @@ def _work(options: argparse.Namespace, end_measuring: Callable[[], None] | None)
     return 0
 
 
-def _fuzz(options: argparse.Namespace) -> int:
+def _fuzz(options: argparse.Namespace, total: Total) -> int:
     from . import runner
+    from .report import Fed
     from .targets import TARGETS
 
     seed = options.seed or secrets.token_hex(4)
@@ -99,36 +119,18 @@ def _fuzz(options: argparse.Namespace) -> int:
                 inputs=options.inputs,
                 coverage=coverage,
             )
-            out(
-                f"{name:18} {report.inputs:9,} inputs in {report.seconds:5.0f} s,"
-                f" {report.inputs / max(report.seconds, 0.001):7,.0f} a second,"
-                f" {len(report.findings)} findings\n"
-            )
+            out(Fed(report.inputs, report.seconds, len(report.findings)).line(name) + "\n")
             for finding in report.findings:
                 out(f"  {finding.kind}: {finding.save()}\n{finding.text}\n")
             found += len(report.findings)
+            total.add(report, seed, coverage)
             sys.stdout.flush()
-        if not options.no_coverage:
-            _tell_coverage(
-                Path(directory), {file for name in names for file in TARGETS[name].files}
-            )
+    total.close()
+    if options.report:
+        out(f"all that is in {options.report}:\n")
+        out("".join(f"{line}\n" for line in total.fed_lines()))
+    out("".join(f"{line}\n" for line in total.reached_lines()))
     return min(found, 1)
-
-
-def _tell_coverage(directory: Path, wanted: set[str]) -> None:
-    """Lines and branches that all targets together have reached, by file."""
-    import coverage
-
-    measured = coverage.Coverage(data_file=None, config_file=False, branch=True)
-    measured.combine([str(directory)])
-    for path in sorted(measured.get_data().measured_files()):
-        below = path.rpartition("asyncproducer/")[2]
-        if any(Path(below).match(pattern) for pattern in wanted):
-            numbers = measured._analyze(path).numbers
-            sys.stdout.write(
-                f"  {below:32} {numbers.n_executed:4} of {numbers.n_statements:4} lines,"
-                f" {numbers.n_executed_branches:4} of {numbers.n_branches:4} branches\n"
-            )
 
 
 def _replay(names: list[str] | None) -> int:
