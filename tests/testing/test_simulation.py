@@ -30,6 +30,8 @@ from asyncproducer.testing.simulation.model import (
 )
 from asyncproducer.testing.simulation.mutants import MUTANTS, Mutant, find, planted
 from asyncproducer.testing.simulation.plan import (
+    GROUP,
+    OWN_PARTITIONER,
     PATIENT_MS,
     TRANSACTIONAL_ID,
     PlannedRecord,
@@ -336,6 +338,17 @@ def test_nothing_must_fail_or_be_slow_where_nothing_is_wrong() -> None:
     assert seen.rules == {"calm"}
 
 
+def test_a_record_must_be_refused_where_its_partitioner_raised() -> None:
+    seen = Seen()
+    seen.history.unplaced.add(3)
+    assert seen.rules == {"unplaced"}
+    del seen.log[2]
+    seen.sent(3).outcome, seen.sent(3).entered_at, seen.sent(3).ended_at = "refused", None, 0.0
+    assert seen.rules == {"unplaced"}
+    seen.sent(3).error = "InvalidPartition"
+    assert not seen.rules
+
+
 def test_nothing_must_expire_that_has_more_time_than_all_troubles() -> None:
     seen = Seen(delivery_timeout_ms=PATIENT_MS)
     seen.fail(1, "maybe")
@@ -413,6 +426,17 @@ def test_nothing_must_be_visible_of_what_nobody_has_committed_or_a_commit_has_re
     assert seen.rules == {"undead"}
 
 
+def test_an_abort_must_be_quick_where_nothing_is_wrong() -> None:
+    seen = SeenTransaction()
+    seen.transaction.aborting_at, seen.transaction.ended_at = 1.0, 9.0
+    assert not seen.rules
+    seen.history.calm = True
+    seen.history.options = {**seen.history.options, "linger_ms": 0}
+    assert seen.rules == {"calm"}
+    seen.transaction.aborting_at = 8.0
+    assert not seen.rules
+
+
 def test_a_transaction_in_doubt_must_be_whole_or_not_there() -> None:
     seen = SeenTransaction()
     seen.transaction.told = ""
@@ -469,6 +493,16 @@ def _needed(plan: Plan) -> bool:
         and plan.record_count > 0
         and any(trouble.kind == "fault" for trouble in plan.troubles)
         and plan.options["batch_size"] < 1000
+    )
+
+
+def test_a_step_of_a_failing_plan_becomes_plain() -> None:
+    plan = small_plan(
+        transaction(0.0, 1, "abort", how="send_many", gap=0.1, offsets_first=True), **TRANSACTIONAL
+    )
+    small = shrink(plan, lambda candidate: bool(candidate.steps))
+    assert small.steps == (
+        Step(0.0, "transaction", (record(12),), transaction=1, how="enqueue", ends="commit"),
     )
 
 
@@ -596,6 +630,58 @@ def test_the_world_has_what_goes_wrong_with_transactions() -> None:
         "another producer",
     ):
         assert result.counters[f"trouble: {trouble}"] == 1
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("ends", ["abort", "fails"])
+def test_a_group_without_a_coordinator_is_no_reason_for_anything_but_its_offsets_to_wait(
+    ends: str, version: int
+) -> None:
+    busy: dict[str, Any] = {"offsets_first": True, "cancels": "offsets", "cancel_after": 0.05}
+    away = {"key": GROUP, "kind": "group", "node": 1, "nobody_for": 30.0}
+    plan = small_plan(
+        *(transaction(0.0, number, ends, **busy) for number in range(1, 4)),
+        transaction(0.0, 4, "commit", how="send"),
+        troubles=(Trouble(0.0, "move_coordinator", away),),
+        **TRANSACTIONAL,
+    )
+    plan = dataclasses.replace(plan, close_at=None)
+    plan.cluster["transaction_version"] = version  # type: ignore[index]
+    result = run(plan)
+    assert not result.violations
+    assert result.counters["transactions aborted"] == 3
+    assert result.counters["transactions committed"] == 1  # when there is a coordinator again
+    assert result.counters["calls of transactions timed out"] > 10
+    assert result.counters["trouble: no coordinator"] == 1
+
+
+def test_a_transaction_is_not_committed_over_a_record_whose_partitioner_raised() -> None:
+    plan = small_plan(
+        transaction(0.0, 1, "commit", how="send"),
+        Step(0.0, "transaction", (record(15), record(16)), transaction=2, how="send", ends="block"),
+        partitioner=OWN_PARTITIONER,
+        **TRANSACTIONAL,
+    )
+    result = run(plan)
+    assert not result.violations
+    assert result.counters["records refused InvalidPartition"] == 1
+    assert result.counters["transactions committed"] == 1
+    assert result.counters["transactions aborted"] == 1
+
+
+def test_what_a_slow_iterator_brings_stays_in_its_transaction() -> None:
+    plan = small_plan(
+        transaction(0.0, 1, "commit", pause=0.1, how="send_many", gap=0.01),
+        transaction(0.0, 2, "commit", pause=0.1),
+        Step(0.07, "send_many", tuple(map(record, range(1, 5))), gap=0.04),
+        **TRANSACTIONAL,
+    )
+    result = run(plan)
+    assert not result.violations
+    assert result.counters["transactions committed"] == 2
+    assert result.counters["send_many ended by IllegalStateError"] == 1
+    assert result.counters["records acknowledged"] == 6
+    assert result.counters["records cancelled"] == 3  # the last was of the second one
 
 
 @pytest.mark.parametrize("lost", [True, False])

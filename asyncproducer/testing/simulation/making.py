@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping
 from typing import Any
 
 from asyncproducer.testing.simulation.plan import (
+    OWN_PARTITIONER,
     PATIENT_MS,
     Plan,
     PlannedRecord,
@@ -71,6 +73,9 @@ _PRODUCER_ID = (
     "CLUSTER_AUTHORIZATION_FAILED",
 )
 
+#: Seconds before each record of an iterator that is slow.
+_GAPS = (0.001, 0.01, 0.05, 0.1)
+
 #: What brokers answer to ApiVersions, about.
 _HANDSHAKE_BYTES = 1000
 
@@ -123,6 +128,11 @@ class PlanMaker:
             close_at += 0.5 if self.late else 0.0
         if self.chance(0.15):
             troubles += self.stored_and_too_large()
+        # Drawn last, so that older seeds keep their plans: as all that is new.
+        if self.chance(0.1):
+            options["partitioner"] = OWN_PARTITIONER
+        if self.chance(0.1):
+            steps = [self.slower(step) for step in steps]
         return Plan(
             seed,
             options,
@@ -282,6 +292,12 @@ class PlanMaker:
         records = tuple(self.record(options, style, fat) for _ in range(count))
         cancelled = {} if action == "send_nowait" else self.cancelled(cancels)
         return Step(at, action, records, waits=self.chance(0.3), **cancelled)
+
+    def slower(self, step: Step) -> Step:
+        """What a send_many sends comes bit by bit."""
+        if "send_many" not in (step.action, step.how):
+            return step
+        return dataclasses.replace(step, gap=self.rng.choice(_GAPS))
 
     def cancelled(self, probability: float) -> dict[str, Any]:
         if not self.chance(probability):

@@ -108,6 +108,9 @@ class Transaction:
     refused: bool = False
     #: "committed" or "aborted"; "" is in doubt.
     told: str = ""
+    #: When its abort was first asked for, and when a call for its end last returned.
+    aborting_at: float | None = None
+    ended_at: float | None = None
 
     def __str__(self) -> str:
         return f"transaction {self.planned}"
@@ -128,7 +131,8 @@ class History:
     """What was seen."""
 
     options: Mapping[str, Any]
-    #: Whether nothing went wrong on the brokers' side, and the network was quick.
+    #: Whether nothing went wrong on the brokers' side but a group's coordinator, and the network
+    #: was quick.
     calm: bool = False
     sent: list[Sent] = dataclasses.field(default_factory=list)
     logs: dict[Place, list[StoredRecord]] = dataclasses.field(default_factory=dict)
@@ -139,6 +143,8 @@ class History:
     offsets: dict[int, int] = dataclasses.field(default_factory=dict)
     #: When another producer took the transactional id.
     taken_over_at: float | None = None
+    #: The numbers of records for which the user's own partitioner has raised.
+    unplaced: set[int] = dataclasses.field(default_factory=set)
     #: Where the leader has forgotten its producers.
     forgotten: set[Place] = dataclasses.field(default_factory=set)
     calls: list[Ended] = dataclasses.field(default_factory=list)
@@ -316,6 +322,15 @@ def _disorder(where: str, order: list[Sent]) -> Iterator[Violation]:
             last_called = sent
 
 
+def _is_refused_where_its_partitioner_raised(history: History) -> Iterator[Violation]:
+    for sent in history.sent:
+        if sent.record.number not in history.unplaced or sent.outcome == "cancelled":
+            continue
+        if (sent.outcome, sent.error) != ("refused", "InvalidPartition"):
+            told = f"{sent.outcome} {sent.error}".strip()
+            yield Violation("unplaced", f"{sent} was {told}, and its partitioner has raised")
+
+
 def _ends_in_time(history: History) -> Iterator[Violation]:
     timeout = history.options["delivery_timeout_ms"] / 1000
     block = history.options["max_block_ms"] / 1000
@@ -342,6 +357,10 @@ def _seconds(began: float | None, ended: float | None) -> float | None:
 def _is_quick_where_nothing_is_wrong(history: History) -> Iterator[Violation]:
     if not history.calm:
         return
+    for transaction in history.transactions:
+        taken = _seconds(transaction.aborting_at, transaction.ended_at)
+        if taken is not None and taken > _CALM_SECONDS:
+            yield Violation("calm", f"the abort of {transaction} took {taken} s for no reason")
     patience = history.options["linger_ms"] / 1000 + _CALM_SECONDS
     if history.options["delivery_timeout_ms"] / 1000 < patience:
         return
@@ -433,6 +452,7 @@ RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
     _keeps_its_contents,
     _keeps_keys_together,
     _keeps_the_order,
+    _is_refused_where_its_partitioner_raised,
     _ends_in_time,
     _is_quick_where_nothing_is_wrong,
     _nothing_expires_that_has_time,

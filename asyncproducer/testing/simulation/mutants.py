@@ -25,6 +25,9 @@ __all__ = ["MUTANTS", "Mutant", "Search", "find", "planted"]
 
 _FUTURE = "from __future__ import annotations\n"
 
+#: The promises that are about transactions alone.
+_OF_TRANSACTIONS = {"torn", "undead", "outside"}
+
 
 class Mutant(NamedTuple):
     """A bug. `where`: module and function below asyncproducer; `old` is there once."""
@@ -39,7 +42,7 @@ class Mutant(NamedTuple):
     @property
     def transactional(self) -> bool:
         """Whether only producers with transactions have it."""
-        return "transactions:" in self.where
+        return "transactions:" in self.where or not _OF_TRANSACTIONS.isdisjoint(self.rules)
 
     def shown_by(self, violations: Iterable[Violation]) -> bool:
         """Whether this bug is what was found.
@@ -305,6 +308,34 @@ MUTANTS = (
         "self.sequences.rewind()",
         "pass",
         ("starved",),
+    ),
+    Mutant(
+        "an abort waits for a group's coordinator",
+        "core.transactions:TxnRequest.__init__",
+        "_FIND_GROUP if finds_group else kind.priority",
+        "kind.priority",
+        ("calm",),
+    ),
+    Mutant(
+        "a record for a new partition waits for a group's coordinator",
+        "core.transactions:TxnRequest.__lt__",
+        "(self.priority, self.number) < (other.priority, other.number)",
+        "(self.kind.priority, self.number) < (other.kind.priority, other.number)",
+        ("calm",),
+    ),
+    Mutant(
+        "a partitioner that raises does not keep its transaction from being committed",
+        "intake:Intake._ask_partitioner",
+        "except Exception as error:",
+        "except KafkaError as error:",
+        ("torn",),
+    ),
+    Mutant(
+        "a send_many goes on in the next transaction",
+        "bulk:Sending._take",
+        "if intake is not None and intake.openings != self._opening:",
+        "if False:",
+        ("outside",),
     ),
     Mutant(
         "a coordinator is never asked for the end that is told",

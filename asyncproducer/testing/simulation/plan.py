@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "GROUP",
+    "OWN_PARTITIONER",
     "PATIENT_MS",
     "TRANSACTIONAL_ID",
     "Plan",
@@ -26,6 +27,9 @@ PATIENT_MS = 120_000
 
 #: Of those plans that have transactions: the producer's, and whose offsets they commit.
 TRANSACTIONAL_ID, GROUP = "simulated", "readers"
+
+#: What the option `partitioner` is where users have one of their own, which raises at times.
+OWN_PARTITIONER = "own"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,14 +49,15 @@ class Step:
 
     `action`: "warm_up", "send", "enqueue", "send_nowait" (one record), "send_many", "flush",
     "close", "transaction".
-    `waits`: for the delivery, too (enqueue). `timeout`: of flush and close.
+    `waits`: for the delivery, too (enqueue). `timeout`: of flush and close. `gap`: seconds before
+    each record of a send_many, which is given an async iterator then.
     The task is cancelled `cancel_after` seconds or `cancel_turns` turns of the loop later.
 
     A transaction begins when the one before has its end. Its records are sent, `how` like an
-    action of their own, or all "together"; then, with `offsets`, those of a group; then it
-    `ends` after a `pause`: by "commit" or "abort", as a "block" or one that "fails", or it is
-    "left" open. Of its calls the one that `cancels` says is cancelled: "records", "offsets" or
-    "end".
+    action of their own, or all "together"; then, with `offsets`, those of a group, or with
+    `offsets_first` before them; then it `ends` after a `pause`: by "commit" or "abort", as a
+    "block" or one that "fails", or it is "left" open. Of its calls the one that `cancels` says is
+    cancelled: "records", "offsets" or "end".
     """
 
     at: float
@@ -60,11 +65,13 @@ class Step:
     records: tuple[PlannedRecord, ...] = ()
     waits: bool = False
     timeout: float | None = None
+    gap: float = 0.0
     cancel_after: float | None = None
     cancel_turns: int | None = None
     transaction: int | None = None
     how: str = ""
     offsets: bool = False
+    offsets_first: bool = False
     ends: str = ""
     pause: float = 0.0
     cancels: str = ""

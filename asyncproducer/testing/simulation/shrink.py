@@ -100,7 +100,11 @@ def _plainer(step: Step) -> Iterator[Step]:
     if step.waits:
         yield dataclasses.replace(step, waits=False)
     if step.offsets:
-        yield dataclasses.replace(step, offsets=False)
+        yield dataclasses.replace(step, offsets=False, offsets_first=False)
+    if step.offsets_first:
+        yield dataclasses.replace(step, offsets_first=False)
+    if step.gap:
+        yield dataclasses.replace(step, gap=0.0)
     if step.pause:
         yield dataclasses.replace(step, pause=0.0)
     if step.how not in ("", "enqueue"):

@@ -5,12 +5,19 @@ All that goes wrong for other producers goes wrong here, too. See making.py.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping
 from typing import Any
 
 from asyncproducer.testing.simulation.making import PlanMaker
-from asyncproducer.testing.simulation.plan import GROUP, TRANSACTIONAL_ID, Step
+from asyncproducer.testing.simulation.plan import (
+    GROUP,
+    TRANSACTIONAL_ID,
+    Plan,
+    Step,
+    Trouble,
+)
 
 __all__ = ["TransactionalPlanMaker"]
 
@@ -73,6 +80,72 @@ class TransactionalPlanMaker(PlanMaker):
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
         self.peaceful = self.patient or self.chance(0.6)
+
+    def plan(self, seed: int) -> Plan:
+        """As for others, perhaps with a group that nobody coordinates, or slow senders beside."""
+        plan = super().plan(seed)
+        if self.chance(0.2):
+            plan = self.group_away(plan)
+        if self.chance(0.3):
+            plan = self.streams(plan)
+        return plan
+
+    def group_away(self, plan: Plan) -> Plan:
+        """For longer than users wait, nobody coordinates the group whose offsets are committed."""
+        rng = self.rng
+        away = {
+            "key": GROUP,
+            "kind": "group",
+            "node": self.node(),
+            "nobody_for": rng.choice((5.0, 15.0, 30.0)),
+            "load_ms": rng.choice((0, 0, 5000)),
+        }
+        troubles = list(plan.troubles)
+        options = dict(plan.options)
+        # A history has its cost: for so long, nothing is asked for every few ms.
+        for name in ("max_block_ms", "metadata_max_age_ms", "retry_backoff_max_ms"):
+            if name in options:
+                options[name] = max(200, options[name])
+        if self.chance(0.6):
+            # Nothing else is wrong: what is not about offsets must not feel it.
+            troubles.clear()
+            options["transaction_timeout_ms"] = 60_000
+        troubles.append(
+            Trouble(rng.choice((0.0, self.span(0, self.length))), "move_coordinator", away)
+        )
+        return dataclasses.replace(
+            plan,
+            steps=tuple(map(self.busy, plan.steps)),
+            options=options,
+            troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)),
+            close_at=None,
+        )
+
+    def busy(self, step: Step) -> Step:
+        """What the user of a transaction does who cannot wait for a group's coordinator."""
+        rng = self.rng
+        if step.action != "transaction" or self.chance(0.3):
+            return step
+        return dataclasses.replace(
+            step,
+            offsets=True,
+            offsets_first=self.chance(0.5),
+            ends=rng.choice((step.ends, "abort", "fails")),
+            cancels="offsets",
+            cancel_turns=None,
+            cancel_after=rng.choice((0.01, 0.1)),
+        )
+
+    def streams(self, plan: Plan) -> Plan:
+        """Who sends many beside the transactions may not be done when they end."""
+        rng = self.rng
+        style = rng.choice(("keyed", "partitioned", "sticky", "mixed"))
+        steps = list(plan.steps)
+        for _ in range(rng.randint(1, 3)):
+            records = [self.record(plan.options, style, 0.1) for _ in range(rng.choice((4, 8, 16)))]
+            step = Step(self.span(0, self.length), "send_many", tuple(records))
+            steps.append(self.slower(step) if self.chance(0.7) else step)
+        return dataclasses.replace(plan, steps=tuple(sorted(steps, key=lambda step: step.at)))
 
     def options(self) -> dict[str, Any]:
         """As for others, with a transactional id."""

@@ -16,7 +16,7 @@ import logging
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from asyncproducer.errors import (
     TransactionAborted,
     TransactionTimeout,
 )
+from asyncproducer.plugins import TopicView
 from asyncproducer.producer import Producer
 from asyncproducer.records import Record, RecordMetadata
 from asyncproducer.testing.batches import BatchError
@@ -48,6 +49,7 @@ from asyncproducer.testing.simulation.model import (
 )
 from asyncproducer.testing.simulation.plan import (
     GROUP,
+    OWN_PARTITIONER,
     PATIENT_MS,
     TRANSACTIONAL_ID,
     Plan,
@@ -82,8 +84,10 @@ _INPUT = "input"
 _ASKED, _PAUSE = 1000, 0.01
 #: A transaction may take so long where nothing is wrong.
 _LONG_MS = 10_000
-#: For how long somebody who transacts does nothing, at most.
-_LONGEST_PAUSE = 0.15
+#: The partitioner that is a user's own raises for each so many records.
+_UNPLACED = 8
+#: For how long somebody who transacts does nothing, at most, after a slow iterator.
+_LONGEST_PAUSE = 0.25
 #: The versions of InitProducerId in which a producer could not ask for its next epoch.
 _INIT_PRODUCER_ID, _NO_BUMPS = 22, (0, 2)
 
@@ -93,6 +97,31 @@ _NOBODY_LOOKED = "nobody looked at the result"
 
 class _UserError(Exception):
     """What a block raises that fails."""
+
+
+class _Unplaced(Exception):
+    """What the partitioner raises that is a user's own."""
+
+
+class _Slow:
+    """An iterator that waits before each of its records.
+
+    No async generator: those that are not used up are closed whenever they are collected.
+    """
+
+    def __init__(self, records: Iterator[Record], gap: float) -> None:
+        self._records = records
+        self._gap = gap
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self
+
+    async def __anext__(self) -> Record:
+        await asyncio.sleep(self._gap)
+        record = next(self._records, None)
+        if record is None:
+            raise StopAsyncIteration
+        return record
 
 
 class Result(NamedTuple):
@@ -208,7 +237,8 @@ class _World:
         self.plan = plan
         self.history = History(
             plan.options,
-            calm=not plan.troubles
+            # Without a group's coordinator, only offsets wait.
+            calm=all(trouble.arguments.get("kind") == "group" for trouble in plan.troubles)
             and plan.options.get("transaction_timeout_ms", _LONG_MS) >= _LONG_MS
             and not {"window", "max_message_bytes", "compressing"} & plan.cluster.keys()
             # Batches wait for the markers of the transaction before by being sent again.
@@ -305,11 +335,14 @@ class _World:
         for trouble in plan.troubles:
             act = getattr(self, f"_{trouble.kind}")
             loop.call_at(start + trouble.at, self._trouble, act, trouble.arguments)
+        options = dict(plan.options)
+        if options.get("partitioner") == OWN_PARTITIONER:
+            options["partitioner"] = self._place
         self.producer = Producer(
             self.cluster.bootstrap_servers,
             connector=self.network,
             client_id="simulated",
-            **plan.options,
+            **options,
         )
         try:
             await self.producer.start()
@@ -346,9 +379,11 @@ class _World:
         """What a closed producer must not leave."""
         for _ in range(_LAST_TURNS):
             await asyncio.sleep(0)
-        if self.transacting:  # its user may be in a pause
+        tasks = dict(self.tasks)
+        # Its user may be in a pause, and so may an iterator.
+        if self.transacting or any(step.gap for step in self.plan.steps):
             await asyncio.sleep(_LONGEST_PAUSE)
-        for task, what in self.tasks.items():
+        for task, what in tasks.items():
             if not task.done():
                 self.found("stuck", f"{what} waits on after the producer was closed")
         ours = {asyncio.current_task(), *self.tasks, *self.troubles}
@@ -481,6 +516,15 @@ class _World:
         except BaseException as error:
             self.found("raised", f"{what} raised {error!r}")
 
+    def _place(self, topic: TopicView, key: bytes | None, value: bytes | None) -> int:
+        """A user's own partitioner."""
+        data = key or value or b""
+        number = int((value or b"0:").partition(b":")[0])
+        if number % _UNPLACED == 0:
+            self.history.unplaced.add(number)
+            raise _Unplaced
+        return sum(data) % topic.partition_count
+
     def _called(self, record: PlannedRecord, stream: int | None = None) -> Sent:
         now = self.loop.time()
         sent = Sent(record, now, self.tick(), stream=stream)
@@ -515,7 +559,7 @@ class _World:
         except asyncio.CancelledError:
             sent.outcome = "cancelled"
             raise
-        except KafkaError as error:
+        except (KafkaError, _Unplaced) as error:
             self._failed(sent, error)
             return
         sent.entered, sent.entered_at = self.tick(), self.loop.time()
@@ -543,10 +587,16 @@ class _World:
     async def _send_many(self, step: Step) -> None:
         stream = self.tick()
         all_sent: list[Sent] = []
+        transactions = self.producer._transactions
+        began_in = 0 if transactions is None else transactions.number
 
         def records() -> Iterator[Record]:
+            nonlocal began_in
             for planned in step.records:
                 sent = self._called(planned, stream)
+                began_in = began_in or sent.transaction or 0
+                if sent.transaction != began_in:
+                    sent.transaction = None  # it is of one that has ended
                 all_sent.append(sent)
                 yield Record(
                     planned.topic,
@@ -557,13 +607,17 @@ class _World:
                 )
 
         try:
-            result = await self.producer.send_many(None, records(), raise_on_error=False)
+            result = await self.producer.send_many(
+                None, _Slow(records(), step.gap) if step.gap else records(), raise_on_error=False
+            )
         except asyncio.CancelledError:
             for sent in all_sent:
                 sent.outcome = "cancelled"
             raise
-        except KafkaError:
-            # Closed meanwhile: what came in before that goes on, and nobody is told.
+        except (KafkaError, _Unplaced) as error:
+            # Closed meanwhile, or its transaction has ended: what came in before that goes on,
+            # and nobody is told.
+            self.count[f"send_many ended by {type(error).__name__}"] += 1
             for sent in all_sent:
                 sent.outcome = "cancelled"
             return
@@ -582,9 +636,9 @@ class _World:
         sent.ended_at = self.loop.time()
         sent.partition, sent.offset = metadata.partition, metadata.offset
 
-    def _failed(self, sent: Sent, error: KafkaError) -> None:
+    def _failed(self, sent: Sent, error: KafkaError | _Unplaced) -> None:
         sent.ended_at = self.loop.time()
-        sent.error, sent.code = type(error).__name__, error.code
+        sent.error, sent.code = type(error).__name__, getattr(error, "code", None)
         if isinstance(error, DeliveryError):
             sent.outcome = "failed"
             sent.persisted = error.persisted
@@ -676,27 +730,33 @@ class _World:
             await self._ended(step, transaction, commit=step.ends == "commit")
 
     async def _contents(self, step: Step, transaction: Transaction) -> None:
-        """Records, then offsets. Raises CancelledError where the plan says so."""
+        """Records, then offsets, or first these. Raises CancelledError where the plan says so."""
+        if step.offsets_first:
+            await self._send_offsets(step, transaction)
         if step.records:
             await self._call(self._records(step), "records", step)
-        if step.offsets:
-            for _ in range(_ASKED):
-                try:
-                    await self._call(self._offsets(transaction), "offsets", step)
-                except asyncio.CancelledError:
-                    break  # it goes on: the end waits for it
-                except TransactionTimeout as error:
-                    self._timed_out("the offsets", transaction, error)
-                    if self.loop.time() >= transaction.began_at + 1.0:
-                        break
-                    await asyncio.sleep(_PAUSE)
-                except KafkaError:
-                    self.count["offsets refused"] += 1
-                    break
-                else:
-                    break
+        if step.offsets and not step.offsets_first:
+            await self._send_offsets(step, transaction)
         if step.pause:
             await asyncio.sleep(step.pause)
+
+    async def _send_offsets(self, step: Step, transaction: Transaction) -> None:
+        """Asks for it until it is done, or its user has something else to do."""
+        for _ in range(_ASKED):
+            try:
+                await self._call(self._offsets(transaction), "offsets", step)
+            except asyncio.CancelledError:
+                return  # it goes on: the end waits for it
+            except TransactionTimeout as error:
+                self._timed_out("the offsets", transaction, error)
+                if self.loop.time() >= transaction.began_at + 1.0:
+                    return
+                await asyncio.sleep(_PAUSE)
+            except KafkaError:
+                self.count["offsets refused"] += 1
+                return
+            else:
+                return
 
     async def _call(self, work: Coroutine[Any, Any, None], which: str, step: Step) -> None:
         """Waits for it in a task of its own, which is cancelled if that is what is planned."""
@@ -764,6 +824,8 @@ class _World:
     async def _end(self, transaction: Transaction, *, commit: bool) -> None:
         began = self.loop.time()
         transaction.commit_asked |= commit
+        if not commit and transaction.aborting_at is None:
+            transaction.aborting_at = began
         try:
             if commit:
                 await self.producer.commit_transaction()
@@ -771,6 +833,7 @@ class _World:
                 await self.producer.abort_transaction()
         finally:
             self._limited("the end of a transaction", began)
+            transaction.ended_at = self.loop.time()
 
     async def _block(self, step: Step) -> None:
         """`async with`. What it leaves unknown is asked for again."""
@@ -783,6 +846,7 @@ class _World:
                 transaction = self._begun(step)
                 await self._contents(step, transaction)
                 if step.ends == "fails":
+                    transaction.aborting_at = self.loop.time()
                     raise _UserError
                 ending = True
                 transaction.commit_asked = True
@@ -798,6 +862,7 @@ class _World:
                     raise
                 return
             self.count["blocks left"] += 1
+            transaction.ended_at = self.loop.time()
             if isinstance(error, _UserError) and not hasattr(error, "__notes__"):
                 transaction.told = "aborted"
             elif self.producer._is_unfinished(transaction.number):
@@ -953,6 +1018,7 @@ class _World:
     ) -> None:
         if nobody_for is not None:
             self.cluster.move_coordinator(key, -1, kind)
+            self.count["trouble: no coordinator"] += 1
             await asyncio.sleep(nobody_for)
         self.cluster.move_coordinator(key, node, kind, load_ms=load_ms)
         self.count["trouble: coordinator moved"] += 1
