@@ -522,7 +522,7 @@ class TransactionManager:
             return
         self._move(_S.ABORTABLE_ERROR)
         self.error = error
-        self._needs_bump = self._asked and not self.version_two
+        self._needs_bump = self._needs_bump or (self._asked and not self.version_two)
         self._new.clear()
         self._drop_queued(*_OF_A_TRANSACTION)
         if self._ending is not None:
@@ -666,6 +666,9 @@ class TransactionManager:
         if isinstance(error, (UnsupportedVersionError, ConfigError, AuthenticationError)):
             self._fatal_for(request, error)
             return
+        if request.kind in _OF_A_TRANSACTION and not self.version_two:
+            # It may arrive yet, in the next transaction: there it must have an older epoch.
+            self._needs_bump = True
         self._lose_coordinator(request)
         self._repeat(request, error, now)
 

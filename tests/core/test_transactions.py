@@ -1317,7 +1317,7 @@ def test_offsets_under_way_are_not_repeated_in_an_abort() -> None:
     world, request, operation = reaches(Kind.COMMIT_OFFSETS)
     aborted = world.manager.abort()
     world.manager.failed(request, ConnectionFailed("lost"), world.now)
-    assert world.run() == [Kind.END]
+    assert world.run() == [Kind.END, Kind.BUMP_EPOCH]
     world.ended(aborted)
     assert operation is not None
     assert isinstance(operation.error, TransactionAborted)
@@ -1325,6 +1325,37 @@ def test_offsets_under_way_are_not_repeated_in_an_abort() -> None:
     world.manager.abort()
     world.answer(request, E.COORDINATOR_LOAD_IN_PROGRESS)
     assert world.run() == [Kind.END]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("kind", AFTER_BEGIN)
+def test_what_got_no_answer_must_not_get_into_the_next_transaction(
+    kind: Kind, commits: bool
+) -> None:
+    """A broker that stood still may yet do it, as a part of what is open then."""
+    world, request, operation = reaches(kind)
+    manager = world.manager
+    manager.failed(request, ConnectionFailed("lost"), world.now)
+    if kind is not Kind.END:
+        if commits:
+            world.run()
+        operation = manager.commit() if commits else manager.abort()
+    assert world.run()[-1] is Kind.BUMP_EPOCH
+    assert operation is not None
+    world.ended(operation)
+    manager.begin()
+    world.joins()
+    manager.commit()
+    assert world.run() == [Kind.END]
+
+
+def test_version_two_has_a_new_epoch_for_each_transaction_anyway() -> None:
+    world = World(version_two=True).begun()
+    world.joins()
+    operation = world.manager.commit()
+    world.manager.failed(world.ask(Kind.END), ConnectionFailed("lost"), world.now)
+    assert Kind.BUMP_EPOCH not in world.run()
+    world.ended(operation)
 
 
 # -- calls that nobody waits for any more --------------------------------------------------
