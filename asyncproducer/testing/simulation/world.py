@@ -1003,10 +1003,19 @@ class _World:
     def _forget_producers(self, topic: str, partition: int) -> None:
         # A broker forgets those that are silent for days: with something on its way,
         # nothing could tell a batch that is stored from one that is not.
-        if not self.producer._accumulator.incomplete:
+        if not self.producer._accumulator.incomplete and not self._may_come_late():
             self.count["trouble: producers forgotten"] += 1
             self.history.forgotten.add((topic, partition))
             self.cluster.forget_producers(topic, partition)
+
+    def _may_come_late(self) -> bool:
+        """Whether a request of a connection that was given up may reach a broker yet."""
+        given_up = any(link.client.is_closing() for link in self.network.links)
+        return given_up or any(
+            not connection.is_open
+            for node in self.cluster._nodes.values()
+            for connection in node.connections
+        )
 
     async def _move_coordinator(
         self,
