@@ -293,7 +293,9 @@ class Sending:
                 self._free = self._producer._pool.available
             elif isinstance(error, (MetadataTimeout, AuthorizationError)) and topic is not None:
                 self._topics[topic] = error
-            self._producer._lost(error)
+            intake = self._producer._intake
+            if intake is not None and intake.openings == self._opening:
+                self._producer._lost(error)
             rows.refuse(row, error, topic, partition)
 
     def _look_at_memory(self) -> None:

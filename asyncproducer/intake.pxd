@@ -139,6 +139,8 @@ cdef class Intake:
     cdef object _on_refused
     cdef public object on_lost
     cdef readonly Py_ssize_t openings
+    cdef readonly Py_ssize_t serializing
+    cdef bint _late
     cdef object _on_metadata_wait
     cdef bint _hash_keys
     cdef double _max_block

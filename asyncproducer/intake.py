@@ -47,7 +47,6 @@ from asyncproducer.errors import (
     IllegalStateError,
     InvalidPartition,
     InvalidTopic,
-    KafkaError,
     MetadataNotReady,
     MetadataTimeout,
     RecordError,
@@ -423,7 +422,7 @@ class Intake:
         key_serializer: RecordSerializer | None,
         value_serializer: RecordSerializer | None,
         check_usable: Callable[[], None],
-        on_refused: Callable[[str, BaseException], None],
+        on_refused: Callable[[str], None],
         on_lost: Callable[[BaseException], None],
         on_metadata_wait: Callable[[float], None],
     ) -> None:
@@ -479,6 +478,9 @@ class Intake:
         self._settling = False
         #: How often it was opened: once, or once for each transaction.
         self.openings = 0
+        self._late = False
+        #: How many records are with async serializers.
+        self.serializing = 0
 
     @property
     def waiting(self) -> int:
@@ -488,11 +490,13 @@ class Intake:
     def open(self) -> None:
         """Take records from now on."""
         self._open = True
+        self._late = False
         self.openings += 1
 
-    def shut(self) -> None:
-        """Take no more records."""
+    def shut(self, *, late: bool = False) -> None:
+        """Take no more records. `late`: but those whose serializers are at work."""
         self._open = self._in_turn = False
+        self._late = late
         self.spare = None
 
     def close(self, error: BaseException) -> None:
@@ -530,9 +534,16 @@ class Intake:
         knows them all."""
         try:
             return self._enter(topic, value, key, headers, partition, timestamp, wait)
-        except REFUSALS as error:
-            self._on_refused(topic, error)
+        except Exception as error:
+            self._refuse(topic, error, self.openings)
             raise
+
+    def _refuse(self, topic: str, error: Exception, openings: int) -> None:
+        """The record, which came in the transaction of this number, will not be buffered."""
+        if isinstance(error, REFUSALS) and type(topic) is str:
+            self._on_refused(topic)
+        if openings == self.openings:
+            self.on_lost(error)
 
     def _enter(
         self,
@@ -848,10 +859,11 @@ class Intake:
 
     async def wait(self, topic: str, entered: Any) -> Delivery:
         """Wait for what `enter` could not do at once; counts refusals as `enter` does."""
+        openings = self.openings
         try:
             return await self._wait(entered)
-        except REFUSALS as error:
-            self._on_refused(topic, error)
+        except Exception as error:
+            self._refuse(topic, error, openings)
             raise
 
     async def wait_acknowledged(self, topic: str, entered: Any) -> RecordMetadata:
@@ -1175,13 +1187,19 @@ class Intake:
         timestamp: int | datetime | None,
     ) -> Any:
         openings = self.openings
-        if self._key_serializer is not None:
-            key = self._key_serializer(topic, key, pairs)
-            if inspect.isawaitable(key):
-                key = await self._key_serializer.awaited(topic, key)
-        if self._value_serializer is not None:
-            value = self._value_serializer(topic, value, pairs)
-        return await self._enter_awaited(topic, value, key, pairs, partition, timestamp, openings)
+        self.serializing += 1
+        try:
+            if self._key_serializer is not None:
+                key = self._key_serializer(topic, key, pairs)
+                if inspect.isawaitable(key):
+                    key = await self._key_serializer.awaited(topic, key)
+            if self._value_serializer is not None:
+                value = self._value_serializer(topic, value, pairs)
+            return await self._enter_awaited(
+                topic, value, key, pairs, partition, timestamp, openings
+            )
+        finally:
+            self._serialized()
 
     async def _enter_awaited(
         self,
@@ -1193,21 +1211,27 @@ class Intake:
         timestamp: int | datetime | None,
         openings: int,
     ) -> Any:
-        if self._key_serializer is not None and inspect.isawaitable(key):
-            key = await self._key_serializer.awaited(topic, key)
-        if self._value_serializer is not None and inspect.isawaitable(value):
-            value = await self._value_serializer.awaited(topic, value)
+        self.serializing += 1
         try:
-            if not self._open:
-                self._check_usable()  # closed while the serializer worked
+            if self._key_serializer is not None and inspect.isawaitable(key):
+                key = await self._key_serializer.awaited(topic, key)
+            if self._value_serializer is not None and inspect.isawaitable(value):
+                value = await self._value_serializer.awaited(topic, value)
             if openings != self.openings:
                 raise IllegalStateError(
                     "the transaction that the record was sent in ended while its serializer worked"
                 )
-        except KafkaError as error:
-            self.on_lost(error)
-            raise
-        return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
+            if not self._open and not self._late:
+                self._check_usable()  # closed while the serializer worked
+            return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
+        finally:
+            self._serialized()
+
+    def _serialized(self) -> None:
+        """A serializer has ended."""
+        self.serializing -= 1
+        if not self._open:
+            self._scheduler.wake()  # it may be what a commit waits for
 
     def _enter_observed(
         self,

@@ -510,7 +510,7 @@ class Producer(Front, Generic[K, V]):
             key_serializer=self._plugins.key_serializer,
             value_serializer=self._plugins.value_serializer,
             check_usable=self._check_sendable,
-            on_refused=self._refused,
+            on_refused=self._metrics.record_refused,
             on_lost=self._lost,
             on_metadata_wait=self._metrics.metadata_waited,
         )
@@ -1049,10 +1049,6 @@ class Producer(Front, Generic[K, V]):
     def _is_unfinished(self, number: int) -> bool:
         """Whether the transaction of this number has no end yet, or will never have one."""
         return self._transactions is not None and self._transactions.is_unfinished(number)
-
-    def _refused(self, topic: str, error: BaseException) -> None:
-        self._metrics.record_refused(topic)
-        self._lost(error)
 
     def _lost(self, error: BaseException) -> None:
         """A record will not be buffered: no transaction is committed without it."""

@@ -16,6 +16,7 @@ import pytest
 
 from asyncproducer import (
     AbortedError,
+    AuthenticationError,
     AuthorizationError,
     BatchDeliveryError,
     BrokerError,
@@ -36,6 +37,7 @@ from asyncproducer import (
     ProducerFenced,
     ProducerNotStarted,
     RecordTooLarge,
+    SerializationError,
     TopicPartition,
     TransactionAborted,
     TransactionTimeout,
@@ -1249,31 +1251,94 @@ async def test_a_record_that_waited_in_vain_fails_the_commit_that_waits_for_it(
         await works(cluster, producer)
 
 
-@pytest.mark.parametrize("later", ["commit", "another"])
-async def test_a_record_whose_serializer_is_too_slow_gets_into_no_other_transaction(
-    cluster: EmbeddedCluster, new: New, later: str
-) -> None:
-    async def slow(value: bytes) -> bytes:
-        if value == b"slow":
-            await asyncio.sleep(5)
-        return value
+def released() -> memoryview:
+    view = memoryview(b"1")
+    view.release()
+    return view
 
+
+async def slow(value: bytes) -> bytes:
+    """A serializer."""
+    if value.startswith(b"slow"):
+        await asyncio.sleep(5)
+    if value.endswith(b"bad"):
+        raise ValueError("no schema")
+    return value
+
+
+async def test_a_commit_waits_for_serializers(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
     async with new(value_serializer=slow) as producer:
         await producer.begin_transaction()
         waiting = asyncio.create_task(producer.send("t", b"slow"))
         await asyncio.sleep(1)
         await producer.commit_transaction()
-        if later == "another":
-            await producer.begin_transaction()
-        with pytest.raises(IllegalStateError):
+        await waiting
+        assert committed(cluster) == [b"slow"]
+        await producer.begin_transaction()
+        waiting = asyncio.create_task(producer.send("t", b"slow and bad"))
+        await asyncio.sleep(1)
+        with pytest.raises(TransactionAborted, match="no schema"):
+            await producer.commit_transaction()
+        with pytest.raises(SerializationError):
             await waiting
-        if later == "another":
-            # Nobody can tell which of the two its sender had in mind.
-            with pytest.raises(TransactionAborted):
-                await producer.commit_transaction()
-            await producer.abort_transaction()
+        await producer.abort_transaction()
         await works(cluster, producer)
-        assert stored(cluster) == []
+
+
+@pytest.mark.parametrize("value", [b"slow", b"slow and bad"])
+async def test_a_record_whose_serializer_is_too_slow_is_no_matter_of_another_transaction(
+    cluster: EmbeddedCluster, new: New, value: bytes
+) -> None:
+    async with new(value_serializer=slow) as producer:
+        await producer.begin_transaction()
+        waiting = asyncio.create_task(producer.send("t", value))
+        await asyncio.sleep(1)
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        with pytest.raises((IllegalStateError, SerializationError)):
+            await waiting
+        await producer.send("t", b"1")
+        await producer.commit_transaction()
+        assert committed(cluster) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    ("record", "raised"),
+    [
+        ({"topic": ["t"], "value": b"1"}, InvalidTopic),
+        ({"topic": "t", "value": b"1", "headers": 5}, SerializationError),
+        ({"topic": "t", "value": released()}, ValueError),
+        ({"topic": "t", "value": object()}, SerializationError),
+    ],
+)
+async def test_whatever_a_record_is_refused_for_no_transaction_is_committed_without_it(
+    cluster: EmbeddedCluster, new: New, record: dict[str, Any], raised: type[Exception]
+) -> None:
+    async with new() as producer:
+        await producer.begin_transaction()
+        await producer.enqueue("t", b"1")
+        with pytest.raises(raised):
+            await producer.enqueue(**record)
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await works(cluster, producer)
+
+
+async def test_no_transaction_is_committed_without_a_record_that_nobody_may_ask_metadata_for(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new() as producer:
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        producer._cluster.fatal_error = AuthenticationError("the password was changed")
+        with pytest.raises(AuthenticationError):
+            await producer.enqueue("unknown", b"2")
+        with pytest.raises(TransactionAborted, match="password"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
 
 
 # -- timeouts ----------------------------------------------------------------------------------

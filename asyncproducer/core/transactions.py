@@ -343,6 +343,8 @@ class TransactionManager:
         self._started = False
         #: Whether something was asked for that makes it so, whatever the answer.
         self._asked = False
+        #: Whether a broker may have committed it: what comes now is not of it any more.
+        self._decided = False
         self._needs_bump = False
         self._partitions: dict[PartitionSequences, None] = {}
         self._new: dict[PartitionSequences, None] = {}
@@ -513,8 +515,8 @@ class TransactionManager:
 
     def abortable(self, error: KafkaError) -> None:
         """Something of the transaction failed: it can only be aborted."""
-        if self.state not in (_S.IN_TRANSACTION, _S.COMMITTING):
-            # An abort is under way, or the first error is known already.
+        if self.state not in (_S.IN_TRANSACTION, _S.COMMITTING) or self._decided:
+            # Its end is under way, or the first error is known already.
             logger.debug("%s: in state %s: %s", self.transactional_id, self.state.name, error)
             return
         if self.sequences.uncertain and not (self.can_bump or self.version_two):
@@ -590,6 +592,8 @@ class TransactionManager:
             request.wire = self._encode(request)
             if request.kind in (Kind.ADD_PARTITIONS, Kind.ADD_OFFSETS):
                 self._asked = True
+            elif request.kind is Kind.END:
+                self._decided = True
             return request
         return None
 
@@ -731,6 +735,7 @@ class TransactionManager:
         elif action is TxnAction.REPEAT:
             self._repeat(request, error, now, self._most_patience(request, code))
         elif action is TxnAction.ABORTABLE:
+            self._decided = False
             self._abortable_for(request, error)
         else:
             self._fatal_for(request, error)
@@ -894,7 +899,7 @@ class TransactionManager:
         upgrade = version_two and not self.version_two
         bump = self._needs_bump or upgrade or self.sequences.damaged
         self.version_two = version_two
-        self._needs_bump = self._asked = self._started = self.holds = False
+        self._needs_bump = self._asked = self._started = self.holds = self._decided = False
         self._held.clear()
         self._partitions.clear()
         self._new.clear()

@@ -38,6 +38,8 @@ from asyncproducer.errors import (
     KafkaError,
     MetadataNotReady,
     ProducerClosed,
+    ProducerStateError,
+    RecordError,
     TransactionAborted,
     TransactionTimeout,
     again,
@@ -236,8 +238,14 @@ class Transactions:
         """A record was refused before it was buffered."""
         if type(error) in (BufferFull, MetadataNotReady):
             return  # send_nowait would have had to wait: that is an answer, not a failure
+        if isinstance(error, (ProducerStateError, IllegalStateError)):
+            return  # the call was wrong, here and now, whatever the record
         if isinstance(error, KafkaError):
             self._doom(error)
+        else:
+            refusal = RecordError(f"a record was refused: {error!r}")
+            refusal.__cause__ = error
+            self._doom(refusal)
 
     def _doom(self, error: KafkaError) -> None:
         self._manager.abortable(error)
@@ -272,7 +280,10 @@ class Transactions:
 
     def _is_busy(self) -> bool:
         """Whether records of the transaction may still reach a broker."""
-        if self._accumulator.incomplete or self._intake.waiting or self._pool.waiting:
+        intake = self._intake
+        if self._accumulator.incomplete or intake.waiting or self._pool.waiting:
+            return True
+        if intake.serializing and not self._manager.is_doomed:
             return True
         # Also what was given up while it was on its way.
         return any(partition.owner.in_flight for partition in self._manager.partitions)
@@ -309,7 +320,7 @@ class Transactions:
         if state is _S.IN_TRANSACTION:
             self._intake.open()
         else:
-            self._intake.shut()
+            self._intake.shut(late=state is _S.COMMITTING)
         if state is _S.COMMITTING:
             # Nothing lingers, nor does what still waits for room.
             self._accumulator.begin_flush(Fence(lambda: None), now)

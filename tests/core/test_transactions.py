@@ -1349,6 +1349,21 @@ def test_what_got_no_answer_must_not_get_into_the_next_transaction(
     assert world.run() == [Kind.END]
 
 
+def test_what_is_refused_while_the_end_is_on_its_way_changes_nothing() -> None:
+    """It may be committed: who is told that it is aborted sends it again."""
+    world, request, operation = reaches(Kind.END)
+    late = RecordTooLarge("too large")
+    world.manager.abortable(late)
+    world.answer(request, E.COORDINATOR_LOAD_IN_PROGRESS)
+    world.manager.abortable(late)
+    assert world.run() == [Kind.END]
+    assert operation is not None
+    world.ended(operation)
+    world.manager.begin()
+    world.manager.abortable(late)
+    assert world.manager.state is TransactionState.ABORTABLE_ERROR
+
+
 def test_version_two_has_a_new_epoch_for_each_transaction_anyway() -> None:
     world = World(version_two=True).begun()
     world.joins()
