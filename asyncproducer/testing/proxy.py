@@ -541,6 +541,7 @@ class _Connection:
                 arrived = loop.time()
                 frame = await change(data)
                 if frame is None:
+                    line.put_nowait(None)
                     return
                 line.put_nowait((arrived + self._proxy.latency + frame.extra_delay, frame))
                 if frame.ends:

@@ -89,7 +89,8 @@ def test_under_faults_nothing_is_lost_and_what_happened_can_be_replayed(
     ]
     plan.write_text(json.dumps({"faults": rules}))
     # A record a batch, six partitions: over 80 requests, however slow the machine.
-    arguments = ["--option", "reconnect.backoff.max.ms=50", "--option", "batch.size=0"]
+    small = ["--option", "batch.size=1", "--option", "batch.max.bytes=1"]
+    arguments = ["--option", "reconnect.backoff.max.ms=50", *small]
     status, document = run_json(capsys, servers, "--faults", str(plan), "--seed", "5", *arguments)
     assert status == 0
     assert document["retries"] > 0

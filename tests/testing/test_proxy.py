@@ -308,6 +308,18 @@ async def test_a_fault_of_an_answer_that_does_not_come_is_for_the_next_one(
         assert proxy.counts == {"cut_after": 1}
 
 
+async def test_a_connection_that_was_cut_is_forgotten(cluster: EmbeddedCluster) -> None:
+    """Else the faults of the answers that it owes would never come."""
+    plan = FaultPlan([fault_of("cut_after")])
+    async with FaultProxy(cluster.bootstrap_servers, plan) as proxy:
+        async with Producer(proxy.bootstrap_servers) as producer:
+            await producer.send("t", b"v")
+        assert proxy.counts == {"cut_after": 1}
+        async with asyncio.timeout(10):
+            await asyncio.gather(*proxy._tasks)
+        assert not any(gate.connections for gate in proxy._gates.values())
+
+
 async def test_who_waits_for_a_fault_hears_of_it(cluster: EmbeddedCluster) -> None:
     async with (
         FaultProxy(cluster.bootstrap_servers) as proxy,

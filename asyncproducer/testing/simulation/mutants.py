@@ -270,8 +270,8 @@ MUTANTS = (
     Mutant(
         "a refused record does not keep its transaction from being committed",
         "net.transactions:Transactions.refused",
-        "if isinstance(error, KafkaError):",
-        "if False:",
+        "self._doom(error)",
+        "pass",
         ("torn",),
     ),
     Mutant(
@@ -325,9 +325,9 @@ MUTANTS = (
     ),
     Mutant(
         "a partitioner that raises does not keep its transaction from being committed",
-        "intake:Intake._ask_partitioner",
-        "except Exception as error:",
-        "except KafkaError as error:",
+        "net.transactions:Transactions.refused",
+        "if type(error) in (BufferFull, MetadataNotReady):",
+        "if type(error).__name__ in ('BufferFull', 'MetadataNotReady', 'InvalidPartition'):",
         ("torn",),
     ),
     Mutant(
