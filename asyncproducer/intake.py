@@ -49,6 +49,7 @@ from asyncproducer.errors import (
     InvalidTopic,
     MetadataNotReady,
     MetadataTimeout,
+    ProducerStateError,
     RecordError,
     RecordTooLarge,
     SerializationError,
@@ -534,6 +535,8 @@ class Intake:
         knows them all."""
         try:
             return self._enter(topic, value, key, headers, partition, timestamp, wait)
+        except (ProducerStateError, IllegalStateError):
+            raise  # the call is wrong here and now, whatever the record
         except Exception as error:
             self._refuse(topic, error, self.openings)
             raise

@@ -1287,6 +1287,23 @@ async def test_a_commit_waits_for_serializers(
         await works(cluster, producer)
 
 
+async def test_a_commit_that_waits_for_a_record_fails_when_the_close_gives_that_up(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new(max_block_ms=60_000) as producer:
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        waiting = asyncio.create_task(producer.send("missing", b"2"))
+        await asyncio.sleep(1)
+        committing = asyncio.create_task(producer.commit_transaction())
+        await asyncio.sleep(1)
+        await producer.close(1)
+        for each in (waiting, committing):
+            with pytest.raises((ProducerClosed, TransactionAborted)):
+                await each
+    assert committed(cluster) == []
+
+
 @pytest.mark.parametrize("value", [b"slow", b"slow and bad"])
 async def test_a_record_whose_serializer_is_too_slow_is_no_matter_of_another_transaction(
     cluster: EmbeddedCluster, new: New, value: bytes

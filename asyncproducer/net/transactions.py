@@ -38,7 +38,6 @@ from asyncproducer.errors import (
     KafkaError,
     MetadataNotReady,
     ProducerClosed,
-    ProducerStateError,
     RecordError,
     TransactionAborted,
     TransactionTimeout,
@@ -238,8 +237,6 @@ class Transactions:
         """A record was refused before it was buffered."""
         if type(error) in (BufferFull, MetadataNotReady):
             return  # send_nowait would have had to wait: that is an answer, not a failure
-        if isinstance(error, (ProducerStateError, IllegalStateError)):
-            return  # the call was wrong, here and now, whatever the record
         if isinstance(error, KafkaError):
             self._doom(error)
         else:
