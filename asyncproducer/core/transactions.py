@@ -165,8 +165,9 @@ class Kind(Enum):
 
 #: The priority of finding a group's coordinator.
 _FIND_GROUP = 3
-#: What is about the open transaction, and of no use when that can only be aborted.
+#: What may be the first of a transaction, and meet the markers of the one before.
 _MEET_MARKERS = (Kind.ADD_PARTITIONS, Kind.ADD_OFFSETS, Kind.COMMIT_OFFSETS)
+#: What is about the open transaction, and of no use when that can only be aborted.
 _OF_A_TRANSACTION = (*_MEET_MARKERS, Kind.END)
 
 
