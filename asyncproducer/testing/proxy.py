@@ -541,13 +541,14 @@ class _Connection:
                 arrived = loop.time()
                 frame = await change(data)
                 if frame is None:
-                    line.put_nowait(None)
                     return
                 line.put_nowait((arrived + self._proxy.latency + frame.extra_delay, frame))
                 if frame.ends:
                     return
         except (asyncio.IncompleteReadError, OSError):
-            line.put_nowait(None)
+            pass
+        finally:
+            line.put_nowait(None)  # however it ends: who passes it on must hear of it
 
     async def _give(self, line: _Line, sink: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
