@@ -1194,13 +1194,13 @@ class Intake:
         try:
             if self._key_serializer is not None:
                 key = self._key_serializer(topic, key, pairs)
-                if inspect.isawaitable(key):
+                if _is_late(key):
                     key = await self._key_serializer.awaited(topic, key)
             if self._value_serializer is not None:
                 value = self._value_serializer(topic, value, pairs)
-            return await self._enter_awaited(
-                topic, value, key, pairs, partition, timestamp, openings
-            )
+                if _is_late(value):
+                    value = await self._value_serializer.awaited(topic, value)
+            return self._enter_late(topic, value, key, pairs, partition, timestamp, openings)
         finally:
             self._serialized()
 
@@ -1214,21 +1214,39 @@ class Intake:
         timestamp: int | datetime | None,
         openings: int,
     ) -> Any:
+        """`key` and `value`: as their serializers returned them, where nobody knew that they
+        would have to be awaited."""
         self.serializing += 1
+        late = value
         try:
-            if self._key_serializer is not None and inspect.isawaitable(key):
+            if self._key_serializer is not None and _is_late(key):
                 key = await self._key_serializer.awaited(topic, key)
-            if self._value_serializer is not None and inspect.isawaitable(value):
+            if self._value_serializer is not None and _is_late(value):
                 value = await self._value_serializer.awaited(topic, value)
-            if openings != self.openings:
-                raise IllegalStateError(
-                    "the transaction that the record was sent in ended while its serializer worked"
-                )
-            if not self._open and not self._late:
-                self._check_usable()  # closed while the serializer worked
-            return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
+            return self._enter_late(topic, value, key, pairs, partition, timestamp, openings)
         finally:
+            if inspect.iscoroutine(late):
+                late.close()  # it was not begun, if that of the key has failed
             self._serialized()
+
+    def _enter_late(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        pairs: list[Header],
+        partition: int | None,
+        timestamp: int | datetime | None,
+        openings: int,
+    ) -> Delivery | Pending:
+        """What came with the opening of this number has been serialized at last."""
+        if openings != self.openings:
+            raise IllegalStateError(
+                "the transaction that the record was sent in ended while its serializer worked"
+            )
+        if not self._open and not self._late:
+            self._check_usable()  # closed while the serializer worked
+        return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
 
     def _serialized(self) -> None:
         """A serializer has ended."""

@@ -751,6 +751,28 @@ async def test_a_key_is_not_awaited_when_the_value_cannot_be_serialized(
     assert [inspect.getcoroutinestate(key) for key in keys] == [inspect.CORO_CLOSED]
 
 
+async def test_a_value_is_not_awaited_when_the_key_cannot_be_serialized(
+    new_producer: New,
+) -> None:
+    """Found by the simulation: its coroutine was left behind, which is a warning."""
+    values: list[Coroutine[Any, Any, bytes]] = []
+
+    async def fails(key: Any) -> bytes:
+        raise ValueError("no")
+
+    def value_of(value: Any) -> Any:
+        values.append(awaited(value))
+        return values[-1]
+
+    def key_of(key: Any) -> Any:
+        return fails(key)
+
+    async with new_producer(key_serializer=key_of, value_serializer=value_of) as producer:
+        with pytest.raises(SerializationError, match="the key for topic t could not"):
+            await producer.send("t", "value", key="key")
+    assert [inspect.getcoroutinestate(value) for value in values] == [inspect.CORO_CLOSED]
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_serializer_that_raises(
     cluster: EmbeddedCluster, new_producer: New, asynchronous: bool
