@@ -338,13 +338,13 @@ def test_nothing_must_fail_or_be_slow_where_nothing_is_wrong() -> None:
     assert seen.rules == {"calm"}
 
 
-def test_a_record_must_be_refused_where_its_partitioner_raised() -> None:
+def test_a_record_must_be_refused_where_code_of_its_user_raised() -> None:
     seen = Seen()
-    seen.history.unplaced.add(3)
-    assert seen.rules == {"unplaced"}
+    seen.history.spoiled[3] = "InvalidPartition"
+    assert seen.rules == {"spoiled"}
     del seen.log[2]
     seen.sent(3).outcome, seen.sent(3).entered_at, seen.sent(3).ended_at = "refused", None, 0.0
-    assert seen.rules == {"unplaced"}
+    assert seen.rules == {"spoiled"}
     seen.sent(3).error = "InvalidPartition"
     assert not seen.rules
 
@@ -380,6 +380,31 @@ def test_a_committed_transaction_must_show_all_of_its_records() -> None:
     seen = SeenTransaction()
     del seen.visible[1]
     assert seen.rules == {"torn"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "excused"),
+    [
+        ("refused", "SerializationError", True),
+        ("cancelled", "", True),
+        ("failed", "DeliveryTimeout", True),
+        ("failed", "AbortedError", False),
+        ("refused", "TransactionAborted", False),
+        ("refused", "BufferFull", False),
+    ],
+)
+def test_a_commit_must_not_be_refused_where_nothing_is_wrong_with_its_records(
+    outcome: str, error: str, excused: bool
+) -> None:
+    seen = SeenTransaction()
+    seen.history.options = {**seen.history.options, "delivery_timeout_ms": 100, "linger_ms": 0}
+    seen.history.calm = True
+    seen.visible.clear()
+    seen.history.offsets.clear()
+    seen.transaction.told, seen.transaction.refused = "aborted", True
+    assert "calm" in seen.rules
+    seen.sent(2).outcome, seen.sent(2).error = outcome, error
+    assert ("calm" not in seen.rules) is excused
 
 
 def test_a_committed_transaction_must_show_its_offsets() -> None:
@@ -667,6 +692,52 @@ def test_a_transaction_is_not_committed_over_a_record_whose_partitioner_raised()
     assert result.counters["records refused InvalidPartition"] == 1
     assert result.counters["transactions committed"] == 1
     assert result.counters["transactions aborted"] == 1
+
+
+def serialized(plan: Plan, **setting: Any) -> Plan:
+    setting = {"waits": [0.05], **setting}
+    return dataclasses.replace(plan, cluster={**plan.cluster, "serializers": setting})
+
+
+@pytest.mark.parametrize("key", ["plain", "async", "either"])
+@pytest.mark.parametrize("value", ["plain", "async", "either"])
+def test_users_have_serializers_which_fail_at_times(key: str, value: str) -> None:
+    plan = small_plan(
+        Step(0.0, "send", (record(5),)),
+        Step(0.0, "enqueue", (record(6),)),
+        Step(0.1, "send_nowait", (record(7),)),  # which cannot wait
+        Step(0.1, "send_many", (record(8), record(9), record(10))),
+    )
+    result = run(serialized(plan, key=key, value=value, fails=5))
+    assert not result.violations
+    refused = 2 if key == value == "plain" else 3
+    assert result.counters["records refused SerializationError"] == refused
+    assert result.counters["records acknowledged"] == 6 - refused
+
+
+def test_a_record_that_comes_in_late_is_behind_those_that_its_serializer_let_pass() -> None:
+    plan = small_plan(Step(0.0, "enqueue", (record(1),)), Step(0.001, "enqueue", (record(2),)))
+    result = run(serialized(plan, value="either", waits=[0.0, 0.1, 0.02]))
+    assert not result.violations
+    assert result.counters["records acknowledged"] == 2
+
+
+def test_what_serializers_bring_late_stays_in_its_transaction_or_out() -> None:
+    plan = small_plan(
+        transaction(0.0, 1, "commit", how="together"),
+        transaction(0.0, 2, "abort", how="together"),
+        transaction(0.0, 3, "commit", how="together"),
+        # The commit waits for the one, the abort does not wait for the other.
+        Step(0.05, "enqueue", (record(1),)),
+        Step(0.15, "enqueue", (record(2),)),
+        **TRANSACTIONAL,
+    )
+    result = run(serialized(plan, value="async", waits=[0.05]))
+    assert not result.violations
+    assert result.counters["transactions committed"] == 2
+    assert result.counters["transactions aborted"] == 1
+    assert result.counters["records refused IllegalStateError"] == 1
+    assert result.counters["records acknowledged"] == 10
 
 
 def test_what_a_slow_iterator_brings_stays_in_its_transaction() -> None:

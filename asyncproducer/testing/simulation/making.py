@@ -143,6 +143,19 @@ class PlanMaker:
             close_timeout=patience,
         )
 
+    def serialized(self, plan: Plan) -> Plan:
+        """Its user has serializers. Asked last of all, so that other plans stay as they are."""
+        rng = self.rng
+        if not self.chance(0.12):
+            return plan
+        which = rng.choice((("value",), ("value",), ("key", "value"), ("key",)))
+        setting: dict[str, Any] = {
+            what: rng.choice(("plain", "async", "async", "either", "either")) for what in which
+        }
+        setting["waits"] = rng.choice(([0.0], [0.0, 0.001], [0.0, 0.005, 0.1], [0.02, 0.0]))
+        setting["fails"] = rng.choice((0, 0, 7, 20))
+        return dataclasses.replace(plan, cluster={**plan.cluster, "serializers": setting})
+
     def options(self) -> dict[str, Any]:
         rng = self.rng
         idempotent = self.chance(0.65)

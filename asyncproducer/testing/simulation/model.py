@@ -143,8 +143,8 @@ class History:
     offsets: dict[int, int] = dataclasses.field(default_factory=dict)
     #: When another producer took the transactional id.
     taken_over_at: float | None = None
-    #: The numbers of records for which the user's own partitioner has raised.
-    unplaced: set[int] = dataclasses.field(default_factory=set)
+    #: Records for which the user's own code has raised, by number: what their senders are told.
+    spoiled: dict[int, str] = dataclasses.field(default_factory=dict)
     #: Where the leader has forgotten its producers.
     forgotten: set[Place] = dataclasses.field(default_factory=set)
     calls: list[Ended] = dataclasses.field(default_factory=list)
@@ -322,13 +322,14 @@ def _disorder(where: str, order: list[Sent]) -> Iterator[Violation]:
             last_called = sent
 
 
-def _is_refused_where_its_partitioner_raised(history: History) -> Iterator[Violation]:
+def _is_refused_where_its_users_code_raised(history: History) -> Iterator[Violation]:
     for sent in history.sent:
-        if sent.record.number not in history.unplaced or sent.outcome == "cancelled":
+        error = history.spoiled.get(sent.record.number)
+        if error is None or sent.outcome == "cancelled":
             continue
-        if (sent.outcome, sent.error) != ("refused", "InvalidPartition"):
+        if (sent.outcome, sent.error) != ("refused", error):
             told = f"{sent.outcome} {sent.error}".strip()
-            yield Violation("unplaced", f"{sent} was {told}, and its partitioner has raised")
+            yield Violation("spoiled", f"{sent} was {told}, and was to be refused with {error}")
 
 
 def _ends_in_time(history: History) -> Iterator[Violation]:
@@ -372,16 +373,37 @@ def _is_quick_where_nothing_is_wrong(history: History) -> Iterator[Violation]:
             yield Violation("calm", f"{sent} took {taken} s for no reason")
 
 
+def _is_committed_where_nothing_is_wrong(history: History) -> Iterator[Violation]:
+    if not history.calm:
+        return
+    sent_in: dict[int | None, list[Sent]] = defaultdict(list)
+    for sent in history.sent:
+        sent_in[sent.transaction].append(sent)
+    for transaction in history.transactions:
+        if transaction.refused and not any(map(_may_spoil, sent_in[transaction.number])):
+            yield Violation("calm", f"{transaction} could not be committed for no reason")
+
+
+#: Refusals that are an answer, not a failure: who does not wait may have to try again.
+_NO_FAILURE = ("BufferFull", "MetadataNotReady")
+
+#: What records hear of a transaction that has ended, or never will.
+_OF_THE_END = ("TransactionAborted", "AbortedError", "IllegalStateError", "ProducerClosed")
+
+
+def _may_spoil(sent: Sent) -> bool:
+    """Whether its transaction may have failed because of this record."""
+    if sent.outcome == "cancelled":
+        return True  # what it was told, nobody knows
+    return sent.error not in ("", *_NO_FAILURE, *_OF_THE_END)
+
+
 def _nothing_expires_that_has_time(history: History) -> Iterator[Violation]:
     if history.options["delivery_timeout_ms"] < PATIENT_MS:
         return
     for sent in history.sent:
         if sent.error in ("DeliveryTimeout", "BufferTimeout"):
             yield Violation("starved", f"{sent}: {sent.error}, long after all troubles were over")
-
-
-#: Refusals that are an answer, not a failure: who does not wait may have to try again.
-_NO_FAILURE = ("BufferFull", "MetadataNotReady")
 
 
 def _transactions_are_atomic(history: History) -> Iterator[Violation]:
@@ -452,9 +474,10 @@ RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
     _keeps_its_contents,
     _keeps_keys_together,
     _keeps_the_order,
-    _is_refused_where_its_partitioner_raised,
+    _is_refused_where_its_users_code_raised,
     _ends_in_time,
     _is_quick_where_nothing_is_wrong,
+    _is_committed_where_nothing_is_wrong,
     _nothing_expires_that_has_time,
     _transactions_are_atomic,
 )

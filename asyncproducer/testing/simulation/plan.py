@@ -88,7 +88,8 @@ class Trouble:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """All of a history. `cluster`: what the network, the brokers and the machine are like."""
+    """All of a history. `cluster`: what is around the producer, from the network and the brokers
+    to its user's serializers."""
 
     seed: int
     options: Mapping[str, Any]

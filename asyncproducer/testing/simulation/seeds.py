@@ -19,4 +19,5 @@ def is_transactional(seed: int) -> bool:
 def make_plan(seed: int) -> Plan:
     """The plan of this seed: always the same in one version of what makes it."""
     maker = TransactionalPlanMaker if is_transactional(seed) else PlanMaker
-    return maker(random.Random(seed)).plan(seed)
+    makes = maker(random.Random(seed))
+    return makes.serialized(makes.plan(seed))

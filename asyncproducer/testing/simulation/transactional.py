@@ -147,6 +147,20 @@ class TransactionalPlanMaker(PlanMaker):
             steps.append(self.slower(step) if self.chance(0.7) else step)
         return dataclasses.replace(plan, steps=tuple(sorted(steps, key=lambda step: step.at)))
 
+    def serialized(self, plan: Plan) -> Plan:
+        """Its user has serializers: who sends beside may be in one when a transaction ends."""
+        plan = super().serialized(plan)
+        if "serializers" not in plan.cluster:
+            return plan
+        rng = self.rng
+        steps = list(plan.steps)
+        for _ in range(rng.choice((0, 5, 10))):
+            record = self.record(plan.options, "keyed", 0.1)
+            steps.append(Step(self.span(0, self.length), "enqueue", (record,)))
+        plan = dataclasses.replace(plan, steps=tuple(sorted(steps, key=lambda step: step.at)))
+        # What nothing but serializers can have spoiled.
+        return dataclasses.replace(plan, troubles=()) if self.chance(0.4) else plan
+
     def options(self) -> dict[str, Any]:
         """As for others, with a transactional id."""
         rng = self.rng

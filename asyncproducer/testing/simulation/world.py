@@ -44,8 +44,6 @@ from asyncproducer.testing.simulation.model import (
     Transaction,
     Violation,
     check,
-    key_of,
-    value_of,
 )
 from asyncproducer.testing.simulation.plan import (
     GROUP,
@@ -56,6 +54,7 @@ from asyncproducer.testing.simulation.plan import (
     PlannedRecord,
     Step,
 )
+from asyncproducer.testing.simulation.serializers import Serializers
 from asyncproducer.testing.state import CoordinatorKind, RequestRefused
 
 __all__ = ["Result", "run"]
@@ -272,6 +271,10 @@ class _World:
             start_time_ms=_EPOCH_MS,
         )
         self.producer: Producer[Any, Any]
+        self.serializers = Serializers(
+            plan.cluster.get("serializers", {}), self._serialized, self._unserialized
+        )
+        self.by_number: dict[int, Sent] = {}
         self.tasks: dict[asyncio.Task[None], str] = {}
         self.troubles: list[asyncio.Task[None]] = []
         self.faults: list[Fault] = []
@@ -343,6 +346,7 @@ class _World:
             connector=self.network,
             client_id="simulated",
             **options,
+            **self.serializers.options(),
         )
         try:
             await self.producer.start()
@@ -380,8 +384,9 @@ class _World:
         for _ in range(_LAST_TURNS):
             await asyncio.sleep(0)
         tasks = dict(self.tasks)
-        # Its user may be in a pause, and so may an iterator.
-        if self.transacting or any(step.gap for step in self.plan.steps):
+        # Its user may be in a pause, and so may an iterator or a serializer.
+        slow = "serializers" in self.plan.cluster or any(step.gap for step in self.plan.steps)
+        if self.transacting or slow:
             await asyncio.sleep(_LONGEST_PAUSE)
         for task, what in tasks.items():
             if not task.done():
@@ -521,7 +526,7 @@ class _World:
         data = key or value or b""
         number = int((value or b"0:").partition(b":")[0])
         if number % _UNPLACED == 0:
-            self.history.unplaced.add(number)
+            self.history.spoiled[number] = "InvalidPartition"
             raise _Unplaced
         return sum(data) % topic.partition_count
 
@@ -533,14 +538,25 @@ class _World:
             sent.transaction = manager.number
         sent.timestamp = _EPOCH_MS + round(now * 1000)
         self.history.sent.append(sent)
+        self.by_number[record.number] = sent
         return sent
+
+    def _serialized(self, number: int) -> None:
+        """Only now the record comes in: who is slow is overtaken, and its time begins."""
+        sent = self.by_number[number]
+        sent.called, sent.called_at = self.tick(), self.loop.time()
+
+    def _unserialized(self, number: int) -> None:
+        self._serialized(number)
+        self.history.spoiled[number] = "SerializationError"
 
     async def _send(self, step: Step) -> None:
         record = step.records[0]
         sent = self._called(record)
         producer = self.producer
+        value = self.serializers.value(record)
         fields: dict[str, Any] = {
-            "key": key_of(record),
+            "key": self.serializers.key(record),
             "partition": record.partition,
             "timestamp": sent.timestamp,
             "headers": {"number": b"%d" % record.number} if record.number % 3 == 0 else None,
@@ -548,14 +564,12 @@ class _World:
         delivery = None
         try:
             if step.action == "send":
-                self._acknowledged(
-                    sent, await producer.send(record.topic, value_of(record), **fields)
-                )
+                self._acknowledged(sent, await producer.send(record.topic, value, **fields))
                 return
             if step.action == "enqueue":
-                delivery = await producer.enqueue(record.topic, value_of(record), **fields)
+                delivery = await producer.enqueue(record.topic, value, **fields)
             else:
-                delivery = producer.send_nowait(record.topic, value_of(record), **fields)
+                delivery = producer.send_nowait(record.topic, value, **fields)
         except asyncio.CancelledError:
             sent.outcome = "cancelled"
             raise
@@ -600,8 +614,8 @@ class _World:
                 all_sent.append(sent)
                 yield Record(
                     planned.topic,
-                    value_of(planned),
-                    key_of(planned),
+                    self.serializers.value(planned),
+                    self.serializers.key(planned),
                     partition=planned.partition,
                     timestamp=sent.timestamp,
                 )
