@@ -222,6 +222,11 @@ def _config(mapping: dict[str, str], servers: str, plan: FaultPlan | None) -> Pr
             f"--faults goes through a proxy that reads what is sent, so security.protocol="
             f"{config.security_protocol} is not possible: use a listener without TLS"
         )
+    if config.transactional_id is not None:
+        raise ConfigError(
+            f"transactional.id={config.transactional_id}: verify sends without transactions, and "
+            "would fence the producer that has this id: leave it out"
+        )
     return config
 
 

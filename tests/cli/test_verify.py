@@ -354,6 +354,7 @@ def test_a_properties_file_may_name_the_cluster_and_options_replace_it(
     [
         (["--option", "linger.msx=1"], "linger.ms"),
         (["--option", "linger.ms=soon"], "'soon'"),
+        (["--option", "transactional.id=x"], "verify sends without transactions"),
         (["--faults", "nowhere.json"], "--faults nowhere.json: "),
         (["--faults", "mixed", "--option", "security.protocol=SSL"], "use a listener without TLS"),
     ],
