@@ -499,6 +499,8 @@ class _Histories(Target):
         "core/metadata.py",
         "core/outcome.py",
         "core/produce.py",
+        "core/sequences.py",
+        "core/transactions.py",
         "core/wire.py",
         "net/cluster.py",
         "net/connection.py",
@@ -506,6 +508,7 @@ class _Histories(Target):
         "net/in_flight.py",
         "net/link.py",
         "net/scheduler.py",
+        "net/transactions.py",
     )
     seconds = 10.0
     side: ClassVar[str]
