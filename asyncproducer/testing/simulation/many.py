@@ -29,7 +29,9 @@ class Chunk(NamedTuple):
 
 def run_seeds(first: int, count: int) -> Chunk:
     """Runs the histories of `count` seeds from `first` on."""
-    gc.freeze()  # what is loaded by now is no garbage: there is less to look through
+    # What is left then is no garbage: there is less to look through. What is frozen stays for ever.
+    gc.collect()
+    gc.freeze()
     counters: Counter[str] = Counter()
     failures = []
     for seed in range(first, first + count):
