@@ -405,6 +405,11 @@ def test_a_commit_must_not_be_refused_where_nothing_is_wrong_with_its_records(
     seen.history.offsets.clear()
     seen.transaction.told, seen.transaction.refused = "aborted", True
     assert "calm" in seen.rules
+    seen.transaction.ended_at = 1.0
+    seen.history.calls = [Ended("close", 0.9, 1.1, None)]
+    assert "calm" not in seen.rules
+    seen.history.calls = [Ended("close", 1.1, 1.2, None)]
+    assert "calm" in seen.rules
     seen.sent(2).outcome, seen.sent(2).error = outcome, error
     assert ("calm" not in seen.rules) is excused
 
