@@ -124,6 +124,22 @@ def send_many(loops: int) -> None:
     _measured(records)
 
 
+def send_table(loops: int) -> None:
+    """A value of 100 bytes of a table, by `await producer.send_table()`, into a batch that is open.
+
+    Ends the process: it must be the last operation.
+    """
+    import pyarrow as pa
+
+    async def records(producer: Producer) -> None:
+        # To make one must not cost more for more rows.
+        table = pa.table({"value": pa.array([_VALUE] * 10_000, pa.binary())}).slice(0, loops)
+        sending = asyncio.create_task(producer.send_table("topic", table, value="value"))
+        await asyncio.wait([sending], timeout=1.0)
+
+    _measured(records)
+
+
 def _measured(records: Callable[[Producer], Coroutine[Any, Any, None]]) -> None:
     """Let records into a producer that sends nothing meanwhile, and end the process."""
     from asyncproducer.producer import Producer
@@ -157,6 +173,7 @@ OPERATIONS: dict[str, Callable[[int], None]] = {
     "decode": decode,
     "enqueue": enqueue,
     "send_many": send_many,
+    "send_table": send_table,
 }
 
 

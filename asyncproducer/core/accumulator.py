@@ -402,6 +402,7 @@ class Accumulator:
         if batch.easy < limit:
             limit = batch.easy
         name = rows.topic
+        row = rows.fill(batch, row, end, limit - _MOST_ADDED - 1)
         while row < end and rows.read(row):
             if rows.partition >= 0 or rows.key_size >= 0 or rows.topic is not name:
                 break

@@ -113,8 +113,6 @@ cdef class ProducerBatch(Outcome):
         bound=Py_ssize_t,
         buffer=bytearray,
         at="char *",
-        needed=Py_ssize_t,
-        room=Py_ssize_t,
     )
     cdef bint append_fields(
         self,
@@ -126,4 +124,25 @@ cdef class ProducerBatch(Outcome):
         Py_ssize_t headers_size,
         const unsigned char *headers,
     ) except -1
+    @cython.locals(
+        buffer=bytearray,
+        count=Py_ssize_t,
+        delta=cython.longlong,
+        around=Py_ssize_t,
+        size=Py_ssize_t,
+        largest=Py_ssize_t,
+        number=Py_ssize_t,
+        value=bytes,
+        value_size=Py_ssize_t,
+        body_size=Py_ssize_t,
+        needed=Py_ssize_t,
+        room=Py_ssize_t,
+        bound=Py_ssize_t,
+        at="char *",
+    )
+    cpdef Py_ssize_t append_values(
+        self, list values, Py_ssize_t first, Py_ssize_t end, long long timestamp, Py_ssize_t limit
+    ) except -1
+    @cython.locals(buffer=bytearray, room=Py_ssize_t)
+    cdef object _make_room(self, Py_ssize_t needed)
     cpdef object close(self)

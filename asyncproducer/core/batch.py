@@ -398,12 +398,8 @@ class ProducerBatch(Outcome):
             raise IllegalStateError("the batch has given its buffer back")
         if COMPILED:  # pragma: no cover - coverage sees no C
             # The limit is an estimate where records are compressed: grow beyond it.
-            needed = self.size + record_size
-            if needed > len(buffer):
-                room = 2 * len(buffer)
-                if self.capacity < room:
-                    room = self.capacity
-                PyByteArray_Resize(buffer, needed if needed > room else room)
+            if self.size + record_size > len(buffer):
+                self._make_room(self.size + record_size)
             at = PyByteArray_AS_STRING(buffer) + self.size
             at = _put_varint(at, body_size)
             at[0] = 0
@@ -442,6 +438,87 @@ class ProducerBatch(Outcome):
         if bound > self.max_record_size:
             self.max_record_size = bound
         return True
+
+    def append_values(
+        self, values: list[Any], first: int, end: int, timestamp: int, limit: int
+    ) -> int:
+        """Append those of `values` from `first` on that are bytes, as records of nothing else, as
+        long as the batch and the next of them together are smaller than `limit`.
+
+        Returns how many. There must be RECORD_OVERHEAD between `limit` and `easy`.
+        """
+        buffer = self.buffer
+        if not self.is_open or buffer is None:
+            return 0
+        count = self.count
+        if count == 0:
+            self.base_timestamp = timestamp
+        delta = timestamp - self.base_timestamp
+        # Attributes, timestamp, no key, no headers.
+        around = 3 + _size_of_delta(delta)
+        size = self.size
+        largest = -1
+        parts: list[bytes] = []
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            at = PyByteArray_AS_STRING(buffer) + size
+            room = len(buffer)
+        number = first
+        while number < end and type(values[number]) is bytes:
+            value = values[number]
+            value_size = len(value)
+            if size + value_size >= limit:
+                break
+            body_size = around + _size_of_length(count) + _size_of_length(value_size) + value_size
+            needed = size + body_size + _size_of_length(body_size)
+            if COMPILED:  # pragma: no cover - coverage sees no C
+                if needed > room:
+                    self._make_room(needed)
+                    at = PyByteArray_AS_STRING(buffer) + size
+                    room = len(buffer)
+                at = _put_varint(at, body_size)
+                at[0] = 0
+                at = _put_varint(at + 1, delta)
+                at = _put_varint(at, count)
+                at[0] = 1
+                at = _put_field(at + 1, value_size, value)
+                at[0] = 0
+                at += 1
+            else:
+                parts += (
+                    _VARINTS[body_size] if body_size < 4096 else _varint(body_size),
+                    b"\x00",
+                    _VARINTS[delta] if 0 <= delta < 4096 else _varint(delta),
+                    _VARINTS[count] if count < 4096 else _varint(count),
+                    b"\x01",
+                    _VARINTS[value_size] if value_size < 4096 else _varint(value_size),
+                    value,
+                    b"\x00",
+                )
+            size = needed
+            if value_size > largest:
+                largest = value_size
+            count += 1
+            number += 1
+        if number == first:
+            return 0
+        if not COMPILED:
+            buffer += b"".join(parts)
+        self.count = count
+        self.size = size
+        if timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+        bound = _OVERHEAD + 2 + largest + _size_of_length(largest)
+        if bound > self.max_record_size:
+            self.max_record_size = bound
+        return number - first
+
+    def _make_room(self, needed: int) -> None:  # pragma: no cover - coverage sees no C
+        """A larger buffer (compiled only; else it grows by itself)."""
+        buffer: Any = self.buffer
+        room = 2 * len(buffer)
+        if self.capacity < room:
+            room = self.capacity
+        PyByteArray_Resize(buffer, needed if needed > room else room)
 
     def close(self) -> None:
         """Take no more records."""

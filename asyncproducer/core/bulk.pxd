@@ -5,6 +5,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.tuple cimport PyTuple_GET_ITEM
 
 from asyncproducer.core.batch cimport _put_field as put_field, _put_varint as put_varint
+from asyncproducer.core.batch cimport ProducerBatch
 from asyncproducer.core.delivery cimport Delivery, Outcome
 from asyncproducer.core.partitioner cimport hash_octets as hash_at
 
@@ -56,10 +57,14 @@ cdef class Rows:
     cdef bint _all_seen
 
     cpdef bint read(self, Py_ssize_t row) except -1
+    cpdef Py_ssize_t fill(
+        self, ProducerBatch batch, Py_ssize_t row, Py_ssize_t end, Py_ssize_t limit
+    ) except -1
     cpdef tuple fields(self)
     @cython.locals(hashed=cython.uint)
     cpdef Py_ssize_t key_partition(self, Py_ssize_t partition_count) except -1
     cpdef object place(self, Py_ssize_t row, Outcome outcome, Py_ssize_t index)
+    cdef Py_ssize_t _slot(self, Outcome outcome) except -1
     @cython.locals(outcome=Outcome)
     cpdef object placed(self, Py_ssize_t row, Delivery delivery)
     cpdef object refuse(self, Py_ssize_t row, object error, object topic, object partition)
@@ -105,6 +110,24 @@ cdef class Objects(Rows):
 
     cpdef object add(self, object item)
     cpdef bint read(self, Py_ssize_t row) except -1
+    @cython.locals(
+        number=Py_ssize_t,
+        items=list,
+        now=cython.longlong,
+        taken=Py_ssize_t,
+        slot=int,
+        index=int,
+        slots="int[::1]",
+        indexes="int[::1]",
+        key_sizes="int[::1]",
+        value_sizes="int[::1]",
+        timestamps="long long[::1]",
+        value=bytes,
+        size=Py_ssize_t,
+    )
+    cpdef Py_ssize_t fill(
+        self, ProducerBatch batch, Py_ssize_t row, Py_ssize_t end, Py_ssize_t limit
+    ) except -1
     @cython.locals(outcome=Outcome)
     cpdef object placed(self, Py_ssize_t row, Delivery delivery)
     @cython.locals(outcome=Outcome, delivery=Delivery)
@@ -184,9 +207,20 @@ cdef class Table(Rows):
     cdef Numbers _timestamps
     cdef Numbers _topics
     cdef list _names
+    cdef bint _values_only
 
     @cython.locals(
         number=cython.longlong, column=Column, headers=HeaderColumn, size=Py_ssize_t
     )
     cpdef bint read(self, Py_ssize_t row) except -1
+    @cython.locals(
+        column=Column,
+        slot=int,
+        slots="int[::1]",
+        indexes="int[::1]",
+        size=Py_ssize_t,
+    )
+    cpdef Py_ssize_t fill(
+        self, ProducerBatch batch, Py_ssize_t row, Py_ssize_t end, Py_ssize_t limit
+    ) except -1
     cpdef object record(self, Py_ssize_t row)

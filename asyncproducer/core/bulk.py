@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asyncproducer.core.batch import NO_HEADERS, encode_headers
+from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, encode_headers
 from asyncproducer.core.delivery import ACKNOWLEDGED, FAILED, PENDING, SPLIT, Delivery, Outcome
 from asyncproducer.core.partitioner import murmur2
 from asyncproducer.errors import IllegalStateError, SerializationError
@@ -105,6 +105,11 @@ class Rows:
         """Make `row` the present one. False: it must go the way of a single record."""
         raise NotImplementedError
 
+    def fill(self, batch: ProducerBatch, row: int, end: int, limit: int) -> int:
+        """Append the rows from `row` on that are plain values for the present row's topic: what
+        `ProducerBatch.append_values` does. Returns the first that is not in."""
+        return row
+
     def record(self, row: int) -> Any:
         """The row as what a single record is: a Record, or a value."""
         raise NotImplementedError
@@ -141,12 +146,16 @@ class Rows:
 
     def place(self, row: int, outcome: Outcome, index: int) -> None:
         """The row is the record at `index` of `outcome`."""
+        self._slots[row] = self._slot(outcome)
+        self._indexes[row] = index
+
+    def _slot(self, outcome: Outcome) -> int:
+        """Its place in `outcomes`, which it gets if it has none."""
         if outcome.taker != self.serial:
             outcome.taker = self.serial
             outcome.slot = len(self.outcomes)
             self.outcomes.append(outcome)
-        self._slots[row] = outcome.slot
-        self._indexes[row] = index
+        return outcome.slot
 
     def placed(self, row: int, delivery: Delivery) -> None:
         """The row went in as a single record."""
@@ -364,6 +373,37 @@ class Objects(Rows):
         self._timestamps[row] = self.timestamp
         self.bytes += self.size
         return True
+
+    def fill(self, batch: ProducerBatch, row: int, end: int, limit: int) -> int:
+        """See Rows."""
+        if self._topic_of_all is None:
+            return row
+        number = row - self._base
+        items = self._items
+        now = self.now
+        taken = batch.append_values(items, number, end - self._base, now, limit)
+        if taken == 0:
+            return row
+        slot = self._slot(batch)
+        index = batch.count - taken
+        slots, indexes = self._slots, self._indexes
+        key_sizes, value_sizes = self._key_sizes, self._value_sizes
+        timestamps = self._timestamps
+        end = row + taken
+        self.bytes += taken
+        while row < end:
+            value = items[number]
+            size = len(value)
+            slots[row] = slot
+            indexes[row] = index
+            key_sizes[row] = -1
+            value_sizes[row] = size
+            timestamps[row] = now
+            self.bytes += size
+            number += 1
+            index += 1
+            row += 1
+        return row
 
     def record(self, row: int) -> Any:
         """See Rows."""
@@ -602,6 +642,8 @@ class Table(Rows):
         self._timestamps = timestamps
         self._topics = topics
         self._names = list(names)
+        others = (keys, headers, partitions, timestamps, topics)
+        self._values_only = values is not None and all(column is None for column in others)
 
     def read(self, row: int) -> bool:
         """See Rows."""
@@ -655,6 +697,30 @@ class Table(Rows):
                 self.headers = self._headers = bytes(headers.buffer)
         self.size += self.headers_size
         return True
+
+    def fill(self, batch: ProducerBatch, row: int, end: int, limit: int) -> int:
+        """See Rows. For tables of nothing but values."""
+        column = self._values
+        if column is None or not self._values_only:
+            return row
+        slot = -1
+        slots, indexes = self._slots, self._indexes
+        while row < end:
+            size = column.locate(row)
+            if batch.size + size >= limit:
+                break
+            if COMPILED:  # pragma: no cover - coverage sees no C
+                self.value = column.base + column.start
+            elif size >= 0:
+                self.value = self._value = column.present(size)
+            if not batch.append_fields(self.now, -1, self.key, size, self.value, 1, self.headers):
+                break
+            if slot < 0:
+                slot = self._slot(batch)
+            slots[row] = slot
+            indexes[row] = batch.count - 1
+            row += 1
+        return row
 
     def record(self, row: int) -> Record:
         """See Rows."""

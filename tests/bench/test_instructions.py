@@ -9,7 +9,7 @@ import pytest
 from asyncproducer.bench import instructions, micro
 
 #: They have a producer, and end the process.
-_LAST = ["enqueue", "send_many"]
+_LAST = ["enqueue", "send_many", "send_table"]
 
 
 def test_an_operation_is_the_difference_of_two_numbers_of_it() -> None:

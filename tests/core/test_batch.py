@@ -288,6 +288,45 @@ def test_keys_and_values_may_be_any_buffer(kind: Any) -> None:
     assert delivery.result().serialized_value_size == 5
 
 
+@pytest.mark.parametrize("before", [0, 1, 63, 64, 8191, 8192])
+@pytest.mark.parametrize("delta", [0, -5, 64, 2**40])
+def test_values_in_a_row_are_written_as_single_ones(before: int, delta: int) -> None:
+    items = [b"", b"x", *(bytes([n % 251]) * n for n in (61, 62, 63, 64, 65, 4095, 8191, 8192))]
+    items += [b"y" * 70_000, b"z"]
+    one, other = new(limit=1_000_000), new(limit=1_000_000)
+    for batch in (one, other):
+        for _ in range(before):
+            add(batch, None)
+    assert one.append_values([*items, None], 1, len(items) + 1, T0 + delta, 900_000) == 11
+    for value in items[1:]:
+        add(other, value, timestamp=T0 + delta)
+    assert (one.count, one.size) == (other.count, other.size) == (before + 11, one.size)
+    assert one.max_record_size == other.max_record_size
+    assert one.max_timestamp == other.max_timestamp
+    assert finish(one) == finish(other)
+
+
+@pytest.mark.parametrize("limit", [200, 201, 260, 261])
+def test_values_in_a_row_end_before_a_limit(limit: int) -> None:
+    batch = new(limit=1_000_000)
+    first = batch.append_values([bytes(50)] * 9, 0, 9, T0, limit)
+    # The next one is not in because of its 50 bytes alone.
+    assert batch.size < limit <= batch.size + 50
+    assert first == batch.count == batch.append_values([bytes(50)] * 9, 0, 9, T0, 0) + first
+
+
+def test_values_in_a_row_begin_with_bytes_in_an_open_batch() -> None:
+    batch = new()
+    assert batch.append_values(["text", b"v"], 0, 2, T0, 1000) == 0
+    assert batch.append_values([b"v"], 1, 1, T0, 1000) == 0
+    assert batch.append_values([b"v"], 0, 1, T0, 1000) == 1
+    batch.close()
+    assert batch.append_values([b"v"], 0, 1, T0, 1000) == 0
+    batch.release()
+    assert batch.append_values([b"v"], 0, 1, T0, 1000) == 0
+    assert batch.count == 1
+
+
 def test_a_value_is_copied_when_it_is_appended() -> None:
     batch = new()
     value = bytearray(b"before")

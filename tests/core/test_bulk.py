@@ -187,6 +187,50 @@ def test_rows_of_a_table_make_the_same_bytes_as_single_records(
     ]
 
 
+def values_of(items: list[bytes | None]) -> Table:
+    table = pa.table({"value": pa.array(items, pa.binary())})
+    names: Any = dict.fromkeys(("key", "headers", "partition", "timestamp"))
+    columns = Columns(table.schema, "t", topic_column=None, value="value", **names)
+    (rows,) = columns.tables(open_table(table))
+    return rows
+
+
+@given(
+    st.lists(st.none() | st.binary(max_size=90), min_size=1, max_size=80),
+    st.sampled_from(["none", "gzip"]),
+    st.sampled_from([0, 1500]),
+    st.booleans(),
+)
+def test_plain_values_make_the_same_bytes_as_single_records(
+    items: list[bytes | None], compression: str, batch_max_bytes: int, is_table: bool
+) -> None:
+    options: Any = {"batch_max_bytes": batch_max_bytes, "compression": compression}
+    one, topic, memory = accumulator(**options)
+    other, other_topic, other_memory = accumulator(**options)
+    rows: Rows = values_of(items) if is_table else Objects(list(items), "t")
+    rows.now = 7
+    assert take(one, topic, rows) == len(items)
+    deliveries = []
+    for item in items:
+        size = len(item or b"") + 1
+        delivery = other.append_open(other_topic, -1, 7, None, item, NO_HEADERS, size)
+        delivery = delivery or other.append(other_topic, -1, 7, None, item, NO_HEADERS, 0.0)
+        assert delivery is not None
+        # One that is not kept is used again for the next.
+        deliveries.append(delivery)
+    assert [wire(batch) for batch in batches(topic)] == [wire(b) for b in batches(other_topic)]
+    assert memory.available == other_memory.available
+    for offset, (batch, twin) in enumerate(zip(batches(topic), batches(other_topic), strict=True)):
+        assert batch.max_record_size == twin.max_record_size
+        batch.acknowledge(1000 * offset, -1)
+        twin.acknowledge(1000 * offset, -1)
+    wanted = [delivery.result() for delivery in deliveries]
+    if is_table:
+        assert [place_of(rows, n) for n in range(len(items))] == [each[:3] for each in wanted]
+    else:
+        assert [rows.result(n) for n in range(len(items))] == wanted
+
+
 def test_a_run_ends_before_anything_else_is_due() -> None:
     """Of records that all go the same way only those that decide something go alone."""
     made, topic, _ = accumulator(batch_max_bytes=10_000, compression="none")
