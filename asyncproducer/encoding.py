@@ -6,6 +6,7 @@ was given and what is wanted.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -15,7 +16,7 @@ from asyncproducer.core.partitioner import Murmur3Partitioner, RoundRobinPartiti
 from asyncproducer.errors import (
     ConfigError,
     InvalidTimestamp,
-    KafkaError,
+    RecordError,
     SerializationError,
 )
 
@@ -92,9 +93,11 @@ class RecordSerializer:
             return None
         try:
             result = self.function(topic, value, headers) if self._wide else self.function(value)
-        except KafkaError:
+        except RecordError:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # Also an error of ours, of another producer perhaps, and the cancellation of another
+            # task: nobody has cancelled this one, which waits for nothing.
             raise self._failed(topic, error) from error
         return result if type(result) is bytes else self._checked(topic, result, or_awaitable=True)
 
@@ -102,8 +105,13 @@ class RecordSerializer:
         """What an async serializer returns in the end."""
         try:
             data = await result
-        except KafkaError:
+        except RecordError:
             raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._failed(topic, error) from error
         except Exception as error:
             raise self._failed(topic, error) from error
         return self._checked(topic, data)
@@ -119,7 +127,7 @@ class RecordSerializer:
             "str or None"
         )
 
-    def _failed(self, topic: str, error: Exception) -> SerializationError:
+    def _failed(self, topic: str, error: BaseException) -> SerializationError:
         return SerializationError(
             f"the {self.what} for topic {topic} could not be serialized: "
             f"{type(error).__name__}: {error}"

@@ -1167,7 +1167,8 @@ class Intake:
             raise AssertionError("there is a partitioner")
         try:
             partition = self.partitioner.partition(view, key, value)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # It waits for nothing: who was cancelled is another task.
             raise InvalidPartition(
                 f"the partitioner {type(self.partitioner).__name__} raised {error!r}"
             ) from error

@@ -657,6 +657,23 @@ async def test_custom_partitioner_that_raises(new_producer: New) -> None:
             assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
+async def test_a_partitioner_that_waited_for_somebody_who_was_cancelled_harms_its_record_only(
+    new_producer: New,
+) -> None:
+    """The first record of a topic meets it in the task that fetches metadata."""
+
+    def broken(topic: TopicView, key: bytes | None, value: bytes | None) -> int:
+        if value == b"bad":
+            raise asyncio.CancelledError
+        return 0
+
+    async with new_producer(partitioner=broken) as producer:
+        with pytest.raises(InvalidPartition, match=r"raised CancelledError\(\)"):
+            await producer.send("t4", b"bad")
+        for topic in ("t4", "t"):
+            await producer.send(topic, b"good")
+
+
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("partition", [-1, "1", 1.0, True])
 async def test_bad_partition(new_producer: New, partition: Any, known: bool) -> None:
@@ -792,6 +809,25 @@ async def test_serializer_that_raises(
         await producer.send("t", 65)
         assert producer.metrics()["record_error_total"] == 1
     assert values(cluster, "t") == [b"A"]
+
+
+async def test_a_send_that_is_cancelled_in_its_serializer_is_cancelled(new_producer: New) -> None:
+    reached = asyncio.Event()
+
+    async def waits(value: Any) -> bytes:
+        reached.set()
+        await asyncio.sleep(60)
+        return b""
+
+    async with new_producer(value_serializer=waits) as producer:
+        sending = asyncio.create_task(producer.send("t", "value"))
+        await reached.wait()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await producer.send("t", "value")
 
 
 async def test_serializer_that_returns_nonsense(new_producer: New) -> None:
