@@ -577,6 +577,54 @@ async def test_a_consumer_that_its_group_gave_up_commits_nothing(
         assert len(cluster.committed_offsets("g")) == 2
 
 
+@pytest.mark.parametrize("held", ["add_offsets_to_txn", "txn_offset_commit"])
+@pytest.mark.parametrize("answered", [True, False])
+async def test_offsets_that_nobody_waited_for_are_sent_again_with_the_next_transaction(
+    cluster: EmbeddedCluster, new: New, version: int, held: str, answered: bool
+) -> None:
+    """Whoever retries his input asks for the same offsets: they were those of an aborted one."""
+    if version == 2 and held == "add_offsets_to_txn":
+        pytest.skip("there is no such request")
+    async with new() as producer:
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        fault = cluster.inject(held, hold=True)
+        sending = asyncio.create_task(producer.send_offsets(OFFSETS, "g"))
+        await fault.reached()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        if answered:
+            fault.release()
+            await asyncio.sleep(1)
+            await producer.abort_transaction()
+        else:
+            aborting = asyncio.create_task(producer.abort_transaction())
+            await asyncio.sleep(1)
+            fault.release()
+            await aborting
+        assert cluster.committed_offsets("g") == {}
+        async with producer.transaction() as tx:
+            await tx.send("t", b"2")
+            await tx.send_offsets(OFFSETS, "g")
+        assert committed(cluster) == [b"2"]
+        assert [each.offset for each in cluster.committed_offsets("g").values()] == [5, 6]
+
+
+async def test_of_offsets_that_are_sent_in_turns_the_last_ones_count(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new() as producer, producer.transaction() as tx:
+        fault = cluster.inject("txn_offset_commit", hold=True)
+        sending = asyncio.create_task(tx.send_offsets({("in", 0): 5}, "g"))
+        await fault.reached()
+        sending.cancel()
+        fault.release()
+        await tx.send_offsets({("in", 0): 6}, "g")
+        await tx.send_offsets({("in", 0): 5}, "g")
+    assert [each.offset for each in cluster.committed_offsets("g").values()] == [5]
+
+
 class KafkaOffset(NamedTuple):
     offset: int
     metadata: str
@@ -1302,6 +1350,59 @@ async def test_a_commit_that_waits_for_a_record_fails_when_the_close_gives_that_
             with pytest.raises((ProducerClosed, TransactionAborted)):
                 await each
     assert committed(cluster) == []
+
+
+#: What a serializer may raise that uses another producer, or waits for another task.
+FOREIGN = [
+    ProducerClosed("other"),
+    IllegalStateError("other"),
+    BufferFull("other"),
+    MetadataNotReady("other"),
+    TransactionAborted("other"),
+    asyncio.CancelledError("other"),
+]
+
+
+def raises(value: bytes) -> bytes:
+    """A serializer."""
+    if value.isdigit():
+        raise FOREIGN[int(value)]
+    return value
+
+
+async def raises_later(value: bytes) -> bytes:
+    """Another one."""
+    await asyncio.sleep(0)
+    return raises(value)
+
+
+@pytest.mark.parametrize("error", range(len(FOREIGN)), ids=lambda n: type(FOREIGN[n]).__name__)
+@pytest.mark.parametrize("serializer", [raises, raises_later])
+@pytest.mark.parametrize("way", ["send", "enqueue", "send_many"])
+async def test_no_transaction_is_committed_over_a_serializers_error_whatever_it_is(
+    cluster: EmbeddedCluster,
+    new: New,
+    version: int,
+    error: int,
+    serializer: Callable[[bytes], Any],
+    way: str,
+) -> None:
+    bad = str(error).encode()
+    async with new(value_serializer=serializer) as producer:
+        with pytest.raises(TransactionAborted) as caught:
+            async with producer.transaction() as tx:
+                if way == "send_many":
+                    result = await tx.send_many("t", [b"a", bad, b"b"], raise_on_error=False)
+                    results = list(result)
+                else:
+                    send = getattr(tx, way)
+                    calls = (send("t", value) for value in (b"a", bad, b"b"))
+                    results = await asyncio.gather(*calls, return_exceptions=True)
+                assert isinstance(results[1], SerializationError)
+                assert results[1].__cause__ is FOREIGN[error]
+        assert isinstance(caught.value.__cause__, SerializationError)
+        assert committed(cluster) == []
+        await works(cluster, producer)
 
 
 @pytest.mark.parametrize("value", [b"slow", b"slow and bad"])

@@ -337,6 +337,8 @@ class TransactionManager:
         #: The end of a transaction that somebody must hear of.
         self._ending: Operation | None = None
         self._offsets: list[Operation] = []
+        #: The last of them, which who asks again for the same waits for.
+        self._last_offsets: Operation | None = None
         self._queue: list[TxnRequest] = []
         self._requests = 0
         self._in_flight: TxnRequest | None = None
@@ -435,11 +437,12 @@ class TransactionManager:
         """Commit a group's offsets with the transaction."""
         self.check(SEND_OFFSETS)
         arguments = (offsets, group)
-        for operation in self._offsets:
-            if operation.arguments == arguments:
-                return operation
+        last = self._last_offsets
+        if last is not None and last.arguments == arguments:
+            return last
         operation = Operation(SEND_OFFSETS, arguments)
         self._offsets.append(operation)
+        self._last_offsets = operation
         if self.version_two:
             # Whatever becomes of it, the coordinator may have heard of the transaction.
             self._started = True
@@ -482,6 +485,8 @@ class TransactionManager:
             self._ending = None
         if operation in self._offsets:
             self._offsets.remove(operation)
+        if operation is self._last_offsets:
+            self._last_offsets = None
 
     def give_up_ending(self) -> None:
         """Nobody will ask for the end of the last call any more: the producer is being closed."""
@@ -905,6 +910,9 @@ class TransactionManager:
         self._partitions.clear()
         self._new.clear()
         self._pending.clear()
+        # Who has not waited for them does not ask for those of the next transaction.
+        self._offsets.clear()
+        self._last_offsets = None
         if bump and self.can_bump:
             self._move(_S.INITIALIZING)
             self._push(Kind.BUMP_EPOCH, self._me, operation)

@@ -365,7 +365,7 @@ class SeenTransaction(Seen):
 
     def __init__(self) -> None:
         super().__init__(transactional_id="simulated")
-        self.transaction = Transaction(1, 1, 0.0, True, True, told="committed")
+        self.transaction = Transaction(1, 1, 0.0, True, True, 1, told="committed")
         self.history.transactions.append(self.transaction)
         self.history.offsets[1] = 1
         self.visible = list(self.log)

@@ -104,6 +104,8 @@ class Transaction:
     began_at: float
     commit_asked: bool = False
     offsets_asked: bool = False
+    #: The transaction of the plan whose offsets they are: its own, or one's before it.
+    offsets_of: int = 0
     #: Whether a commit was refused with TransactionAborted: nothing of it counts.
     refused: bool = False
     #: "committed" or "aborted"; "" is in doubt.
@@ -111,6 +113,10 @@ class Transaction:
     #: When its abort was first asked for, and when a call for its end last returned.
     aborting_at: float | None = None
     ended_at: float | None = None
+
+    def may_be_committed(self) -> bool:
+        """As far as its user knows."""
+        return self.commit_asked and not self.refused and self.told != "aborted"
 
     def __str__(self) -> str:
         return f"transaction {self.planned}"
@@ -139,7 +145,7 @@ class History:
     transactions: list[Transaction] = dataclasses.field(default_factory=list)
     #: What read_committed shows of the logs.
     committed: dict[Place, list[StoredRecord]] = dataclasses.field(default_factory=dict)
-    #: The number of a transaction in the plan -> the offset that it has committed.
+    #: The number of a transaction in the plan -> the offset that was committed for it.
     offsets: dict[int, int] = dataclasses.field(default_factory=dict)
     #: When another producer took the transactional id.
     taken_over_at: float | None = None
@@ -432,10 +438,19 @@ def _transactions_are_atomic(history: History) -> Iterator[Violation]:
             and not (sent.outcome == "refused" and sent.error in _NO_FAILURE)
             and sent.outcome != "cancelled"
         ]
-        offset = history.offsets.get(transaction.planned)
-        if offset is not None and offset != transaction.number:
+        offset = history.offsets.get(transaction.offsets_of)
+        if offset is not None and offset != transaction.offsets_of:
             yield Violation("offsets", f"{transaction} has committed the offset {offset}")
-        shown: list[object] = [*seen, *(["its offsets"] if offset is not None else [])]
+        # Another one may have committed the same.
+        alone = not any(
+            other is not transaction
+            and other.offsets_of == transaction.offsets_of
+            and other.offsets_asked
+            and other.may_be_committed()
+            for other in history.transactions
+        )
+        is_shown = offset is not None and (alone or transaction.told == "committed")
+        shown: list[object] = [*seen, *(["its offsets"] if is_shown else [])]
         hidden: list[object] = [
             *unseen,
             *(["its offsets"] if offset is None and transaction.offsets_asked else []),

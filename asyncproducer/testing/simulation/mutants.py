@@ -345,6 +345,20 @@ MUTANTS = (
         ("calm",),
     ),
     Mutant(
+        "a serializer's error that looks like ours keeps its name",
+        "encoding:RecordSerializer.__call__",
+        "except RecordError:",
+        "except (RecordError, RuntimeError):",
+        ("spoiled",),
+    ),
+    Mutant(
+        "offsets that nobody waited for are taken for those of the next transaction",
+        "core.transactions:TransactionManager._ended",
+        "self._last_offsets = None",
+        "pass",
+        ("torn",),
+    ),
+    Mutant(
         "a commit does not wait for serializers",
         "net.transactions:Transactions._is_busy",
         "if intake.serializing and not self._manager.is_doomed:",

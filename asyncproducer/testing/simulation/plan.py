@@ -54,10 +54,10 @@ class Step:
     The task is cancelled `cancel_after` seconds or `cancel_turns` turns of the loop later.
 
     A transaction begins when the one before has its end. Its records are sent, `how` like an
-    action of their own, or all "together"; then, with `offsets`, those of a group, or with
-    `offsets_first` before them; then it `ends` after a `pause`: by "commit" or "abort", as a
-    "block" or one that "fails", or it is "left" open. Of its calls the one that `cancels` says is
-    cancelled: "records", "offsets" or "end".
+    action of their own, or all "together"; then, with `offsets`, those of a group (once more the
+    ones of transaction `offsets_of`), or with `offsets_first` before them; then it `ends` after a
+    `pause`: by "commit" or "abort", as a "block" or one that "fails", or it is "left" open. Of its
+    calls the one that `cancels` says is cancelled: "records", "offsets" or "end".
     """
 
     at: float
@@ -72,6 +72,7 @@ class Step:
     how: str = ""
     offsets: bool = False
     offsets_first: bool = False
+    offsets_of: int | None = None
     ends: str = ""
     pause: float = 0.0
     cancels: str = ""

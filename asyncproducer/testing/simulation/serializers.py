@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asyncproducer.errors import BufferFull, IllegalStateError, MetadataNotReady, ProducerClosed
 from asyncproducer.testing.simulation.model import key_of, value_of
 from asyncproducer.testing.simulation.plan import PlannedRecord
 
@@ -17,6 +18,17 @@ __all__ = ["Serializers"]
 
 class _Unwritten(Exception):
     """What a serializer raises that is a user's own."""
+
+
+#: What serializers raise: also what they may have got of another producer, or of another task.
+_RAISED: tuple[type[BaseException], ...] = (
+    _Unwritten,
+    ProducerClosed,
+    IllegalStateError,
+    BufferFull,
+    MetadataNotReady,
+    asyncio.CancelledError,
+)
 
 
 class Serializers:
@@ -93,6 +105,6 @@ class Serializers:
         fails = self._setting.get("fails")
         if fails and record.number % fails == 0:
             self._on_failed(record.number)
-            raise _Unwritten
+            raise _RAISED[record.number // fails % len(_RAISED)]
         self._on_done(record.number)
         return data

@@ -100,7 +100,9 @@ def _plainer(step: Step) -> Iterator[Step]:
     if step.waits:
         yield dataclasses.replace(step, waits=False)
     if step.offsets:
-        yield dataclasses.replace(step, offsets=False, offsets_first=False)
+        yield dataclasses.replace(step, offsets=False, offsets_first=False, offsets_of=None)
+    if step.offsets_of is not None:
+        yield dataclasses.replace(step, offsets_of=None)
     if step.offsets_first:
         yield dataclasses.replace(step, offsets_first=False)
     if step.gap:

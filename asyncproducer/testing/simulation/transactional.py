@@ -6,6 +6,7 @@ All that goes wrong for other producers goes wrong here, too. See making.py.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -147,8 +148,30 @@ class TransactionalPlanMaker(PlanMaker):
             steps.append(self.slower(step) if self.chance(0.7) else step)
         return dataclasses.replace(plan, steps=tuple(sorted(steps, key=lambda step: step.at)))
 
+    def repeated(self, plan: Plan) -> Plan:
+        """Who has lost patience with the offsets of a transaction sends them with the next one."""
+        rng = self.rng
+        steps = list(plan.steps)
+        places = [at for at, step in enumerate(steps) if step.action == "transaction"]
+        for first, second in itertools.pairwise(places):
+            if self.chance(0.5):
+                continue
+            steps[first] = dataclasses.replace(
+                steps[first],
+                offsets=True,
+                ends=rng.choice((steps[first].ends, "abort", "fails")),
+                cancels="offsets",
+                cancel_turns=None,
+                cancel_after=rng.choice((0.0005, 0.001, 0.002, 0.01, 0.05)),
+            )
+            number = steps[first].offsets_of or steps[first].transaction
+            steps[second] = dataclasses.replace(steps[second], offsets=True, offsets_of=number)
+        return dataclasses.replace(plan, steps=tuple(steps))
+
     def serialized(self, plan: Plan) -> Plan:
         """Its user has serializers: who sends beside may be in one when a transaction ends."""
+        if self.chance(0.3):
+            plan = self.repeated(plan)
         plan = super().serialized(plan)
         if "serializers" not in plan.cluster:
             return plan

@@ -77,7 +77,8 @@ _USUAL_BYTES = 1_048_588
 #: What tasks of the brokers run that have no name.
 _BROKERS_OWN = ("Fault.released", "sleep")
 
-#: What the offsets of transactions are of: each transaction has a partition.
+#: What the offsets of transactions are of: each transaction has a partition, and its number is
+#: the offset.
 _INPUT = "input"
 #: How often a call whose end is not known is made again, and how soon.
 _ASKED, _PAUSE = 1000, 0.01
@@ -728,7 +729,9 @@ class _World:
 
     def _begun(self, step: Step) -> Transaction:
         number = self.producer._transactions.number if self.producer._transactions else 0
-        transaction = Transaction(number, step.transaction or 0, self.loop.time())
+        planned = step.transaction or 0
+        transaction = Transaction(number, planned, self.loop.time())
+        transaction.offsets_of = step.offsets_of or planned
         self.history.transactions.append(transaction)
         return transaction
 
@@ -797,10 +800,10 @@ class _World:
 
     async def _offsets(self, transaction: Transaction) -> None:
         began = self.loop.time()
-        place = (_INPUT, transaction.planned - 1)
+        place = (_INPUT, transaction.offsets_of - 1)
         transaction.offsets_asked = True
         try:
-            await self.producer.send_offsets({place: transaction.number}, GROUP)
+            await self.producer.send_offsets({place: transaction.offsets_of}, GROUP)
         finally:
             self._limited("send_offsets", began)
 
