@@ -387,7 +387,9 @@ def _is_committed_where_nothing_is_wrong(history: History) -> Iterator[Violation
         sent_in[sent.transaction].append(sent)
     closing = min((call.began_at for call in history.calls if call.what == "close"), default=None)
     for transaction in history.transactions:
-        if closing is not None and (transaction.ended_at is None or transaction.ended_at > closing):
+        if closing is not None and (
+            transaction.ended_at is None or transaction.ended_at >= closing
+        ):
             continue  # a close that cannot wait gives records up
         if transaction.refused and not any(map(_may_spoil, sent_in[transaction.number])):
             yield Violation("calm", f"{transaction} could not be committed for no reason")
