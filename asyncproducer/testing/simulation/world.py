@@ -1118,7 +1118,12 @@ class _World:
             self.found("memory", f"{used} bytes are in use: {pool.statistics()}")
 
     def _is_new(self, request: ReceivedRequest) -> bool:
-        """Whether none of the request's batches is stored."""
+        """Whether none of the request's batches is stored, or may come once more.
+
+        A broker that finds one out of order finds the same one out of order later.
+        """
+        if self._may_come_late():
+            return False
         for batch in request.batches:
             topic = self.cluster._state.topics.get(str(batch.topic))
             if topic is None or batch.base_sequence < 0:
