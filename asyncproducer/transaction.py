@@ -22,6 +22,9 @@ V = TypeVar("V")
 #: generation follows as an int in the machine's own byte order, then text that ends with zeros.
 _LIBRDKAFKA = b"CGMDv2:"
 
+#: What the fields of a request have room for.
+_INT32, _INT64, _TEXT_BYTES = 2**31 - 1, 2**63 - 1, 2**15 - 1
+
 
 class Transaction(Generic[K, V]):
     """`async with producer.transaction()`: see there."""
@@ -92,16 +95,38 @@ def group_metadata(group: Any) -> ConsumerGroupMetadata:
 def _checked(group: ConsumerGroupMetadata) -> ConsumerGroupMetadata:
     if not group.group_id:
         raise ValueError("group has an empty id: offsets are kept under the id of their group")
-    for name, kind in (("generation_id", int), ("member_id", str)):
-        value = getattr(group, name)
-        if not isinstance(value, kind):
-            raise TypeError(f"{name}={value!r} of group {group.group_id!r} is no {kind.__name__}")
+    what = f"of group {group.group_id!r}"
+    _check_text("group_id", group.group_id)
+    _check_number(f"generation_id {what}", group.generation_id, -1, _INT32)
+    _check_text(f"member_id {what}", group.member_id)
+    if group.group_instance_id is not None:
+        _check_text(f"group_instance_id {what}", group.group_instance_id)
     if group.generation_id > 0 and not group.member_id:
         raise ValueError(
             f"group {group.group_id!r} has generation_id={group.generation_id} and no member_id: "
             "a generation has members, give both or the group's id alone"
         )
     return group
+
+
+def _check_number(what: str, value: Any, least: int, most: int) -> None:
+    """What the wire has room for."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{what} is {value!r}: it must be an int")
+    if not least <= value <= most:
+        raise ValueError(f"{what} is {value}: it must be from {least} to {most}")
+
+
+def _check_text(what: str, value: Any) -> None:
+    """What the wire has room for."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is {value!r}: it must be a str")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} is {value!r}, which is no text: {error}") from None
+    if size > _TEXT_BYTES:
+        raise ValueError(f"{what} has {size} bytes: it must have at most {_TEXT_BYTES}")
 
 
 def _from_librdkafka(data: bytes) -> ConsumerGroupMetadata:
@@ -151,6 +176,8 @@ def place(given: Any) -> TopicPartition:
         topic, partition = getattr(given, "topic", None), getattr(given, "partition", None)
     if not isinstance(topic, str) or not isinstance(partition, int) or partition < 0:
         raise TypeError(f"{given!r} is no partition: give a TopicPartition")
+    _check_text("the topic of an offset", topic)
+    _check_number(f"the partition of {topic!r}", partition, 0, _INT32)
     return TopicPartition(topic, partition)
 
 
@@ -160,7 +187,10 @@ def _offset(place: Any, given: Any) -> OffsetAndMetadata:
         raise TypeError(f"the offset of {place!r} is {given!r}: give an int or OffsetAndMetadata")
     if offset < 0:
         raise ValueError(f"the offset of {place!r} is {offset}: it cannot be less than 0")
+    _check_number(f"the offset of {place!r}", offset, 0, _INT64)
     epoch = getattr(given, "leader_epoch", None)
-    return OffsetAndMetadata(
-        offset, getattr(given, "metadata", None) or "", -1 if epoch is None else epoch
-    )
+    epoch = -1 if epoch is None else epoch
+    _check_number(f"the leader epoch of {place!r}", epoch, -1, _INT32)
+    metadata = getattr(given, "metadata", None) or ""
+    _check_text(f"the metadata of {place!r}", metadata)
+    return OffsetAndMetadata(offset, metadata, epoch)
