@@ -237,12 +237,10 @@ class Sending:
         intake = self._producer._intake
         while row < rows.count:
             if intake is not None and intake.openings != self._opening:
-                if self._opening:
-                    raise IllegalStateError(
-                        "the transaction that these rows were sent in has ended: what is left of "
-                        "them is not sent"
-                    )
-                self._opening = intake.openings
+                raise IllegalStateError(
+                    "these rows were not sent in the transaction that is open now: what is left "
+                    "of them is not sent"
+                )
             if intake is not None and not self._by_record:
                 if intake.breathing is not None:
                     await intake.breathe()

@@ -49,7 +49,6 @@ from asyncproducer.errors import (
     InvalidTopic,
     MetadataNotReady,
     MetadataTimeout,
-    ProducerStateError,
     RecordError,
     RecordTooLarge,
     SerializationError,
@@ -533,15 +532,18 @@ class Intake:
         """Buffer the record, or put it in line. Returns a Delivery, a Pending, or for async
         serializers and interceptors' records a coroutine that gives one of them: `wait`
         knows them all."""
+        if not self._here():
+            self._come_in()  # raises where the call is wrong here and now, whatever the record
         try:
             return self._enter(topic, value, key, headers, partition, timestamp, wait)
-        except (ProducerStateError, IllegalStateError):
-            raise  # the call is wrong here and now, whatever the record
-        except Exception as error:
-            self._refuse(topic, error, self.openings)
+        except BaseException as error:
+            # Nothing was waited for: a CancelledError is what the user's own code has raised. That
+            # somebody who does not wait would have to is an answer, no harm to his transaction.
+            declined = not wait and isinstance(error, (BufferFull, MetadataNotReady))
+            self._refuse(topic, error, -1 if declined else self.openings)
             raise
 
-    def _refuse(self, topic: str, error: Exception, openings: int) -> None:
+    def _refuse(self, topic: str, error: BaseException, openings: int) -> None:
         """The record, which came in the transaction of this number, will not be buffered."""
         if isinstance(error, REFUSALS) and type(topic) is str:
             self._on_refused(topic)
@@ -558,8 +560,6 @@ class Intake:
         timestamp: int | datetime | None,
         wait: bool,
     ) -> Any:
-        if not self._here():
-            self._come_in()
         if self._interceptors:
             return self._enter_observed(topic, value, key, headers, partition, timestamp, wait)
         if headers is None:
@@ -865,7 +865,9 @@ class Intake:
         openings = self.openings
         try:
             return await self._wait(entered)
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
             self._refuse(topic, error, openings)
             raise
 
@@ -1167,8 +1169,10 @@ class Intake:
             raise AssertionError("there is a partitioner")
         try:
             partition = self.partitioner.partition(view, key, value)
-        except (Exception, asyncio.CancelledError) as error:
-            # It waits for nothing: who was cancelled is another task.
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # Whoever was cancelled, it is another task: a partitioner waits for nothing.
             raise InvalidPartition(
                 f"the partitioner {type(self.partitioner).__name__} raised {error!r}"
             ) from error
@@ -1276,7 +1280,7 @@ class Intake:
                 if type(result) is not Record:
                     raise TypeError(f"on_send returned {result!r}, not a Record")
                 record = result
-            except Exception:
+            except (Exception, asyncio.CancelledError):
                 logger.exception("on_send of %r failed; the record goes on as it was", interceptor)
         if wait:
             return self._observe(record)
@@ -1333,7 +1337,7 @@ class Intake:
         for interceptor in self._interceptors:
             try:
                 interceptor.on_acknowledgement(metadata, error, headers)
-            except Exception:
+            except (Exception, asyncio.CancelledError):
                 logger.exception("on_acknowledgement of %r failed", interceptor)
 
     def serve_lines(self) -> None:

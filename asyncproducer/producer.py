@@ -919,6 +919,7 @@ class Producer(Front, Generic[K, V]):
                 f"a {serializer.what}_serializer: use a Producer without one, and serialize "
                 "into a column"
             )
+        sending = self._sending()  # before anything is waited for: its transaction may end
         rest: AsyncIterator[Any] | None = None
         if isinstance(table, AsyncIterable):
             rest = aiter(table)
@@ -937,7 +938,7 @@ class Producer(Front, Generic[K, V]):
             partition=partition,
             timestamp=timestamp,
         )
-        result = await self._sending().table(columns, reader, rest)
+        result = await sending.table(columns, reader, rest)
         if raise_on_error and result.acknowledged < len(result):
             result._look()
             errors = list(islice(result._errors(), _ERRORS_RAISED))

@@ -657,18 +657,23 @@ async def test_custom_partitioner_that_raises(new_producer: New) -> None:
             assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
-async def test_a_partitioner_that_waited_for_somebody_who_was_cancelled_harms_its_record_only(
-    new_producer: New,
+class Panic(BaseException):
+    """What extensions in Rust raise."""
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, Panic])
+async def test_a_partitioner_that_raises_what_is_no_exception_harms_its_record_only(
+    new_producer: New, error: type[BaseException]
 ) -> None:
     """The first record of a topic meets it in the task that fetches metadata."""
 
     def broken(topic: TopicView, key: bytes | None, value: bytes | None) -> int:
         if value == b"bad":
-            raise asyncio.CancelledError
+            raise error
         return 0
 
     async with new_producer(partitioner=broken) as producer:
-        with pytest.raises(InvalidPartition, match=r"raised CancelledError\(\)"):
+        with pytest.raises(InvalidPartition, match=rf"raised {error.__name__}\(\)"):
             await producer.send("t4", b"bad")
         for topic in ("t4", "t"):
             await producer.send(topic, b"good")

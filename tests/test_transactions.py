@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from asyncproducer import (
@@ -26,6 +27,7 @@ from asyncproducer import (
     DeliveryTimeout,
     ErrorCode,
     IllegalStateError,
+    Interceptor,
     InvalidPartition,
     InvalidTopic,
     KafkaError,
@@ -36,6 +38,7 @@ from asyncproducer import (
     ProducerClosed,
     ProducerFenced,
     ProducerNotStarted,
+    Record,
     RecordTooLarge,
     SerializationError,
     TopicPartition,
@@ -686,7 +689,15 @@ def test_groups_are_taken_as_consumers_give_them(
         (OFFSETS, None, "group is of type NoneType"),
         (OFFSETS, "", "an empty id"),
         (OFFSETS, ConsumerGroupMetadata("g", 4), "generation_id=4 and no member_id"),
-        (OFFSETS, Membership("g", "4", "me"), "generation_id='4'"),  # type: ignore[arg-type]
+        (OFFSETS, Membership("g", "4", "me"), "generation_id .* '4'"),  # type: ignore[arg-type]
+        (
+            OFFSETS,
+            ConsumerGroupMetadata("g", 2**40, "me"),
+            "generation_id .* from -1 to 2147483647",
+        ),
+        (OFFSETS, Membership("g", 1, "me", 7), "group_instance_id .* is 7"),  # type: ignore[arg-type]
+        (OFFSETS, "g\ud800", "group_id is .* no text"),
+        (OFFSETS, "g" * 40_000, "group_id has 40000 bytes"),
         (OFFSETS, b"something", "not what consumer_group_metadata"),
         (OFFSETS, b"CGMDv2:\xff", "not what consumer_group_metadata"),
         (5, "g", "offsets is of type int"),
@@ -696,6 +707,12 @@ def test_groups_are_taken_as_consumers_give_them(
         ({("in", 0): "5"}, "g", "is '5': give an int"),
         ({("in", 0): True}, "g", "is True: give an int"),
         ({("in", 0): -1}, "g", "cannot be less than 0"),
+        ({("in", 0): 2**63}, "g", "the offset of .* must be from 0 to"),
+        ({("in", 2**31): 5}, "g", "the partition of 'in' is 2147483648"),
+        ({("in\ud800", 0): 5}, "g", "the topic of an offset is .* no text"),
+        ({("in", 0): OffsetAndMetadata(5, "\ud800")}, "g", "the metadata of .* no text"),
+        ({("in", 0): OffsetAndMetadata(5, "", 2**31)}, "g", "the leader epoch of"),
+        ({("in", 0): OffsetAndMetadata(5, "", "x")}, "g", "the leader epoch of"),  # type: ignore[arg-type]
     ],
 )
 async def test_bad_offsets_and_groups_are_refused_and_change_nothing(
@@ -1405,6 +1422,100 @@ async def test_no_transaction_is_committed_over_a_serializers_error_whatever_it_
         await works(cluster, producer)
 
 
+class Panic(BaseException):
+    """What extensions in Rust raise."""
+
+
+@pytest.mark.parametrize("many", [True, False])
+@pytest.mark.parametrize("error", [*FOREIGN, Panic()], ids=lambda error: type(error).__name__)
+async def test_no_transaction_is_committed_over_a_record_whose_headers_raise(
+    cluster: EmbeddedCluster, new: New, version: int, error: BaseException, many: bool
+) -> None:
+    def headers() -> Iterator[tuple[str, bytes]]:
+        yield "name", b"value"
+        raise error
+
+    async with new() as producer:
+        await producer.begin_transaction()
+        await producer.send("t", b"1")
+        with pytest.raises(type(error)):
+            if many:
+                bad: Any = Record("t", b"2", headers=headers())
+                (result,) = await producer.send_many(None, [bad], raise_on_error=False)
+                assert isinstance(result, BaseException)
+                raise result
+            await producer.send("t", b"2", headers=headers())
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        assert committed(cluster) == []
+        await works(cluster, producer)
+
+
+@pytest.mark.parametrize("later", [True, False])
+async def test_no_transaction_is_committed_over_a_panic_of_a_serializer(
+    cluster: EmbeddedCluster, new: New, later: bool
+) -> None:
+    def panics(value: bytes) -> bytes:
+        if value == b"bad":
+            raise Panic
+        return value
+
+    async def panics_later(value: bytes) -> bytes:
+        return panics(value)
+
+    async with new(value_serializer=panics_later if later else panics) as producer:
+        await producer.begin_transaction()
+        with pytest.raises(Panic):
+            await producer.enqueue("t", b"bad")
+        with pytest.raises(TransactionAborted, match="Panic"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+
+
+class Cancelled(Interceptor):
+    """Asks somebody who was cancelled."""
+
+    def on_send(self, record: Record) -> Record:
+        raise asyncio.CancelledError
+
+    def on_acknowledgement(self, metadata: Any, error: Any, headers: Any) -> None:
+        raise asyncio.CancelledError
+
+
+async def test_what_interceptors_raise_is_no_matter_of_the_transaction(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new(interceptors=[Cancelled()]) as producer:
+        async with producer.transaction() as tx:
+            await tx.send("t", b"1")
+        assert committed(cluster) == [b"1"]
+        await producer.begin_transaction()
+        with pytest.raises(RecordTooLarge):
+            await producer.send("t", HUGE)
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+
+
+async def test_who_does_not_wait_for_the_end_of_a_transaction_lets_the_loop_turn(
+    new: New, version: int
+) -> None:
+    """Else it could not come to its end, however often he asks."""
+    async with new() as producer:
+        await producer.warm_up("t")
+        assert producer._transactions is not None
+        producer._transactions._max_block = 0.0
+        await producer.begin_transaction()
+        await producer.enqueue("t", b"1")
+        turned: list[int] = []
+        for number in range(3):
+            asyncio.get_running_loop().call_soon(turned.append, number)
+            with pytest.raises(TransactionTimeout):
+                await producer.commit_transaction()
+            assert turned == [*range(number + 1)]
+
+
 @pytest.mark.parametrize("value", [b"slow", b"slow and bad"])
 async def test_a_record_whose_serializer_is_too_slow_is_no_matter_of_another_transaction(
     cluster: EmbeddedCluster, new: New, value: bytes
@@ -1578,10 +1689,33 @@ async def test_rows_do_not_go_on_in_the_next_transaction(
         await producer.commit_transaction()
         await producer.begin_transaction()
         more.set()
-        with pytest.raises(IllegalStateError, match="that these rows were sent in has ended"):
+        with pytest.raises(IllegalStateError, match="not sent in the transaction that is open"):
             await sending
         await producer.commit_transaction()
         assert stored(cluster) == [b"1"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_table_that_comes_late_is_not_of_the_next_transaction(
+    cluster: EmbeddedCluster, new: New, version: int, begun: bool
+) -> None:
+    async def tables() -> AsyncIterator[pa.Table]:
+        await asyncio.sleep(1)
+        yield pa.table({"value": [b"late"]})
+
+    async with new() as producer:
+        if begun:
+            await producer.begin_transaction()
+        sending = asyncio.create_task(producer.send_table("t", tables()))
+        await asyncio.sleep(0)
+        if begun:
+            await producer.abort_transaction()
+        await producer.begin_transaction()
+        with pytest.raises(IllegalStateError, match="not sent in the transaction that is open"):
+            await sending
+        await producer.send("t", b"1")
+        await producer.commit_transaction()
+        assert committed(cluster) == [b"1"]
 
 
 def first(topic: TopicView, key: bytes | None, value: bytes | None) -> int:

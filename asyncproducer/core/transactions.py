@@ -658,13 +658,14 @@ class TransactionManager:
         level = logging.WARNING if request.attempts == 0 else logging.DEBUG
         if isinstance(error, BrokerError):
             level = logging.DEBUG
-        logger.log(
-            level, "%s: %s is repeated: %s", self.transactional_id, request.kind.value[1], error
-        )
         self.trouble = error
         request.not_before = now + min(self._backoff.delay(request.attempts), most)
         request.attempts += 1
         heapq.heappush(self._queue, request)
+        # Last of all: what handles it may raise.
+        logger.log(
+            level, "%s: %s is repeated: %s", self.transactional_id, request.kind.value[1], error
+        )
 
     # -- answers ---------------------------------------------------------------------------
 

@@ -33,10 +33,8 @@ from asyncproducer.core.transactions import (
 )
 from asyncproducer.core.wire import ApiKey
 from asyncproducer.errors import (
-    BufferFull,
     IllegalStateError,
     KafkaError,
-    MetadataNotReady,
     ProducerClosed,
     RecordError,
     TransactionAborted,
@@ -207,6 +205,8 @@ class Transactions:
         self._scheduler.wake()
 
     async def _wait(self, operation: Operation, deadline: float) -> None:
+        if deadline <= self._loop.time():
+            await asyncio.sleep(0)  # who does not wait and asks again lets it go on all the same
         while not operation.done:
             if self._loop.time() >= deadline:
                 raise self._timeout(operation)
@@ -235,8 +235,6 @@ class Transactions:
 
     def refused(self, error: BaseException) -> None:
         """A record was refused before it was buffered."""
-        if type(error) in (BufferFull, MetadataNotReady):
-            return  # send_nowait would have had to wait: that is an answer, not a failure
         if isinstance(error, KafkaError):
             self._doom(error)
         else:

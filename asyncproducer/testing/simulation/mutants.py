@@ -326,15 +326,15 @@ MUTANTS = (
     Mutant(
         "a partitioner that raises does not keep its transaction from being committed",
         "net.transactions:Transactions.refused",
-        "if type(error) in (BufferFull, MetadataNotReady):",
-        "if type(error).__name__ in ('BufferFull', 'MetadataNotReady', 'InvalidPartition'):",
+        "self._doom(error)",
+        "type(error).__name__ == 'InvalidPartition' or self._doom(error)",
         ("torn",),
     ),
     Mutant(
         "a serializer that raises does not keep its transaction from being committed",
         "net.transactions:Transactions.refused",
-        "if type(error) in (BufferFull, MetadataNotReady):",
-        "if type(error).__name__ in ('BufferFull', 'MetadataNotReady', 'SerializationError'):",
+        "self._doom(error)",
+        "type(error).__name__ == 'SerializationError' or self._doom(error)",
         ("torn",),
     ),
     Mutant(
