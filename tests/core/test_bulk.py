@@ -118,6 +118,15 @@ def wire(batch: ProducerBatch) -> bytes:
     return b"".join(batch.buffers())
 
 
+def acknowledge_twins(topic: TopicState, other: TopicState) -> None:
+    """The batches of both are the same, to the last byte."""
+    assert [wire(batch) for batch in batches(topic)] == [wire(batch) for batch in batches(other)]
+    for number, (batch, twin) in enumerate(zip(batches(topic), batches(other), strict=True)):
+        assert batch.max_record_size == twin.max_record_size
+        batch.acknowledge(1000 * number, -1)
+        twin.acknowledge(1000 * number, -1)
+
+
 def place_of(rows: Rows, row: int) -> tuple[str, int, int]:
     result = rows.result(row)
     assert isinstance(result, RecordMetadata)
@@ -175,12 +184,8 @@ def test_rows_of_a_table_make_the_same_bytes_as_single_records(
         delivery = append_open(*parts, size) or append(*parts, 0.0)
         assert delivery is not None
         deliveries.append(delivery)
-    assert [wire(batch) for batch in batches(topic)] == [wire(b) for b in batches(other_topic)]
     assert memory.available == other_memory.available
-    for offset, (batch, twin) in enumerate(zip(batches(topic), batches(other_topic), strict=True)):
-        assert batch.max_record_size == twin.max_record_size
-        batch.acknowledge(1000 * offset, -1)
-        twin.acknowledge(1000 * offset, -1)
+    acknowledge_twins(topic, other_topic)
     # A table does not keep sizes and timestamps.
     assert [place_of(rows, n) for n in range(len(records))] == [
         delivery.result()[:3] for delivery in deliveries
@@ -218,12 +223,8 @@ def test_plain_values_make_the_same_bytes_as_single_records(
         assert delivery is not None
         # One that is not kept is used again for the next.
         deliveries.append(delivery)
-    assert [wire(batch) for batch in batches(topic)] == [wire(b) for b in batches(other_topic)]
     assert memory.available == other_memory.available
-    for offset, (batch, twin) in enumerate(zip(batches(topic), batches(other_topic), strict=True)):
-        assert batch.max_record_size == twin.max_record_size
-        batch.acknowledge(1000 * offset, -1)
-        twin.acknowledge(1000 * offset, -1)
+    acknowledge_twins(topic, other_topic)
     wanted = [delivery.result() for delivery in deliveries]
     if is_table:
         assert [place_of(rows, n) for n in range(len(items))] == [each[:3] for each in wanted]
