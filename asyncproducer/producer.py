@@ -545,9 +545,9 @@ class Producer(Front, Generic[K, V]):
         close that takes more than a second logs a warning that says what it waits for.
 
         From the moment of the call, `send` raises ProducerClosed, also for those who wait
-        for metadata or room. What has no end when the time is up fails with AbortedError.
-        An open transaction is aborted, unless it is being committed; with 0 seconds the broker
-        does it after `transaction_timeout_ms`.
+        for metadata or room, unless a commit waits for them. What has no end when the time is up
+        fails with AbortedError. An open transaction is aborted, unless it is being committed; with
+        0 seconds the broker does it after `transaction_timeout_ms`.
         Closing again gives the same report; of several who close at once, the one with the
         least patience decides. Cancelled: everything is given up at once, and closed.
 
@@ -573,8 +573,8 @@ class Producer(Front, Generic[K, V]):
             raise WrongLoopError("close() must be called on the producer's own event loop")
         if self._closing is None:
             self._move(State.CLOSING)
-            if self._intake is not None:
-                self._intake.close(ProducerClosed(_CLOSED_MEANWHILE))
+            if self._transactions is None or not self._transactions.is_committing:
+                self._refuse_waiting()
             self._wake_watchers()
             self._hurry = loop.create_future()
             self._closing = loop.create_task(
@@ -593,6 +593,10 @@ class Producer(Front, Generic[K, V]):
             self._give_up_waiting()
             await asyncio.wait([self._closing])
             raise
+
+    def _refuse_waiting(self) -> None:
+        if self._intake is not None:
+            self._intake.close(ProducerClosed(_CLOSED_MEANWHILE))
 
     def _give_up_waiting(self) -> None:
         """A closer's time is up: nothing is waited for any more."""
@@ -639,6 +643,7 @@ class Producer(Front, Generic[K, V]):
             )
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)
+        self._refuse_waiting()
         self._pool.close()
         self._accumulator.close(began)
         fence = Fence(self._finish_waiting)

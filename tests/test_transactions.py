@@ -1516,6 +1516,29 @@ async def test_who_does_not_wait_for_the_end_of_a_transaction_lets_the_loop_turn
             assert turned == [*range(number + 1)]
 
 
+@pytest.mark.parametrize("late", ["serializer", "metadata"])
+async def test_a_close_waits_for_a_commit_and_for_what_that_waits_for(
+    cluster: EmbeddedCluster, new: New, version: int, late: str
+) -> None:
+    async with new(max_block_ms=60_000, value_serializer=slow) as producer:
+        await producer.begin_transaction()
+        if late == "serializer":
+            waiting = asyncio.create_task(producer.send("t", b"slow"))
+        else:
+            waiting = asyncio.create_task(producer.send("new", b"slow"))
+        await asyncio.sleep(1)
+        committing = asyncio.create_task(producer.commit_transaction())
+        await asyncio.sleep(1)
+        closing = asyncio.create_task(producer.close(30))
+        await asyncio.sleep(1)
+        with pytest.raises(ProducerClosed):
+            await producer.send("t", b"too late")
+        cluster.create_topic("new")
+        await asyncio.gather(waiting, committing, closing)
+        topic = "t" if late == "serializer" else "new"
+        assert [r.value for r in cluster.records(topic, committed=True)] == [b"slow"]
+
+
 @pytest.mark.parametrize("value", [b"slow", b"slow and bad"])
 async def test_a_record_whose_serializer_is_too_slow_is_no_matter_of_another_transaction(
     cluster: EmbeddedCluster, new: New, value: bytes

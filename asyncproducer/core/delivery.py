@@ -44,12 +44,18 @@ SPLIT = 3
 _STATE_NAMES = ("PENDING", "ACKNOWLEDGED", "FAILED", "SPLIT")
 
 
-def _call(function: Callable[[], object], topic: str) -> None:
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _call(function: Callable[[], object], topic: str, loop: Any) -> None:
     """Run a delivery callback. It is the user's code: it must not disturb the others."""
     try:
         function()
-    except (SystemExit, KeyboardInterrupt):
-        raise
+    except (SystemExit, KeyboardInterrupt) as error:
+        # It ends the loop, as it would from any callback, but in a turn of its own: somebody is
+        # in the middle of telling others of their ends.
+        loop.call_soon(_raise, error)
     except BaseException:
         # Also the CancelledError of a future that the callback asked for its result: it
         # cancels nobody here, we are in no task of the user's.
@@ -257,7 +263,7 @@ class Outcome:
         fences, self.fences = self.fences, None
         if callbacks is not None:
             for _, function in callbacks:
-                _call(function, self.topic)
+                _call(function, self.topic, self.loop)
         if waiters is not None:
             try:
                 self.loop.call_soon(_wake, self.loop, waiters)
@@ -388,7 +394,7 @@ class Delivery:
         if outcome.state == PENDING:
             outcome.add_callback(self._index, lambda: function(self))
         else:
-            _call(lambda: function(self), outcome.topic)
+            _call(lambda: function(self), outcome.topic, outcome.loop)
 
     def waiter(self) -> Waiter | None:
         """What to await until the record has its end; None if it has.

@@ -377,6 +377,11 @@ class Transactions:
         while manager.is_ending:
             await self._changes.wait(inf)
 
+    @property
+    def is_committing(self) -> bool:
+        """Whether somebody has asked for a commit that has no end yet."""
+        return self._manager.state is _S.COMMITTING
+
     def close(self) -> None:
         """Nothing is asked any more. Who waits gets ProducerClosed."""
         self._manager.close(

@@ -436,16 +436,28 @@ def test_what_a_callback_raises_is_logged_and_disturbs_nobody(
     ] * 3
 
 
-def test_an_interrupt_in_a_callback_goes_through() -> None:
-    batch, [delivery] = new(1)
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("late", [True, False])
+def test_an_interrupt_in_a_callback_ends_the_loop_and_nobody_elses_delivery(
+    error: BaseException, late: bool
+) -> None:
+    loop = Loop()
+    batch, deliveries = new(2, loop=loop)
+    ended: list[int] = []
 
     def interrupted(_: Delivery) -> None:
-        raise KeyboardInterrupt
+        raise error
 
-    delivery.add_done_callback(interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        batch.acknowledge(0, -1)
-    assert delivery.done()
+    if not late:
+        deliveries[0].add_done_callback(interrupted)
+    deliveries[1].add_done_callback(lambda _: ended.append(1))
+    batch.acknowledge(0, -1)
+    if late:
+        deliveries[0].add_done_callback(interrupted)
+    assert ended == [1]
+    with pytest.raises(type(error)) as raised:
+        loop.turn()
+    assert raised.value is error
 
 
 def test_callbacks_move_to_the_parts_of_a_split() -> None:
