@@ -658,8 +658,8 @@ class Connection:
         if self._config.uses_sasl:
             return None
         return (
-            "it did not answer the first request: a SASL listener does that to clients without"
-            " SASL (set security_protocol)"
+            "it did not answer the first request of this connection: if none to this broker has"
+            " worked yet, it may be a SASL listener (then set security_protocol)"
         )
 
     # --- the end ---
