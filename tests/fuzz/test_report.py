@@ -16,11 +16,6 @@ from . import report as module
 from .report import Total
 from .runner import ROOT, Finding, Report
 
-# What a worker has measured is lost in a process that reads reports; the other build runs these.
-pytestmark = pytest.mark.skipif(
-    "COVERAGE_FILE" in os.environ, reason="coverage measures this run: it would lose what it has"
-)
-
 FRAMES = ROOT / "asyncproducer" / "net" / "frames.py"
 FINDING = Finding("frames", "error", b"", "")
 
