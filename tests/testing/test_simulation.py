@@ -818,10 +818,11 @@ def test_a_loop_whose_time_hardly_moves_is_ended(
 def test_a_loop_that_turns_often_because_it_lives_long_is_not_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seed 36,040,643: for a minute somebody waits while metadata is fetched every 6 ms."""
+    """Seeds 36,040,643 and 1,700,044,193: for a minute somebody waits while metadata is fetched
+    every 5 ms, a byte a turn."""
     monkeypatch.setattr(world, "_MOST_TURNS", 500)
     with asyncio.Runner(loop_factory=world._Loop) as runner:
-        runner.run(sleep_often(0.001))
+        runner.run(sleep_often(0.0001))
 
 
 @only_python

@@ -62,9 +62,9 @@ __all__ = ["Result", "run"]
 #: Virtual seconds after which something must be wrong that keeps the loop busy for ever.
 _LIMIT = 1000.0
 #: And turns of the loop, of which most histories need less than a thousand: so many, and so
-#: many more for each virtual second. Metadata that is fetched every few ms, seven bytes a turn,
-#: takes thousands a second, for as long as somebody waits for a partition that is not there.
-_MOST_TURNS, _TURNS_A_SECOND = 300_000, 10_000
+#: many more for each virtual second. Metadata that is fetched every few ms, a byte a turn, takes
+#: tens of thousands a second, for as long as somebody waits for a partition that is not there.
+_MOST_TURNS, _TURNS_A_SECOND = 300_000, 100_000
 #: The brokers' clock at the start, ms since 1970: records have timestamps near it.
 _EPOCH_MS = 1_700_000_000_000
 #: A peaceful close may take so long to write what a connection has accepted (CLOSE_GRACE).
@@ -86,8 +86,8 @@ _ASKED, _PAUSE = 1000, 0.01
 _LONG_MS = 10_000
 #: The partitioner that is a user's own raises for each so many records.
 _UNPLACED = 8
-#: For how long somebody who transacts does nothing, at most, after a slow iterator.
-_LONGEST_PAUSE = 0.25
+#: For how long somebody who transacts does nothing, at most: two serializers and a pause.
+_LONGEST_PAUSE = 0.4
 #: The versions of InitProducerId in which a producer could not ask for its next epoch.
 _INIT_PRODUCER_ID, _NO_BUMPS = 22, (0, 2)
 
