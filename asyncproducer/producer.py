@@ -447,6 +447,7 @@ class Producer(Front, Generic[K, V]):
             random=random.random,
             on_change=self._on_change,
             on_metadata=self._on_metadata,
+            on_moved=lambda node_id: self._accumulator.node_moved(node_id),
             metrics=self._metrics,
         )
         self._transactions = transactions = None

@@ -119,6 +119,62 @@ async def test_what_is_under_way_when_its_topic_is_made_again_goes_into_the_new_
     assert [metadata.offset for metadata in sent] == list(range(20))
 
 
+async def test_an_answer_about_the_old_topic_lets_nobody_overtake_in_the_new_one(
+    network: MemoryNetwork,
+) -> None:
+    """The broker does not know the producer there, and would take any sequence first."""
+    async with (
+        EmbeddedCluster(brokers=2, topics={"t": 2}, network=network) as cluster,
+        Producer(
+            cluster.bootstrap_servers, connector=network, linger_ms=0, metadata_max_age_ms=100
+        ) as producer,
+    ):
+        for partition in range(2):  # the second's broker is asked for metadata
+            await producer.send("t", b"0", partition=partition)
+        held = cluster.inject("produce", hold=True)
+        sent = [await producer.enqueue("t", b"1", partition=0)]
+        await held.reached()
+        for value in (b"2", b"3"):
+            sent.append(await producer.enqueue("t", value, partition=0))
+            await asyncio.sleep(0.01)
+        recreate(cluster, "t", 2)
+        await asyncio.sleep(0.5)
+        sent.append(await producer.enqueue("t", b"4", partition=0))
+        await asyncio.sleep(0.01)
+        held.release()
+        await asyncio.gather(*sent)
+        assert values(cluster) == [b"2", b"3", b"4"]
+
+
+async def test_a_leader_that_the_old_topic_had_is_not_asked_for_the_new_one(
+    network: MemoryNetwork,
+) -> None:
+    """The hint comes late, and its epoch is newer than those of the new topic."""
+    async with (
+        EmbeddedCluster(brokers=3, topics={"t": 3}, network=network) as cluster,
+        Producer(
+            cluster.bootstrap_servers,
+            connector=network,
+            linger_ms=0,
+            metadata_max_age_ms=1000,
+            request_timeout_ms=3000,
+        ) as producer,
+    ):
+        for partition in range(3):
+            await producer.send("t", b"0", partition=partition)
+        for node in (2, 3, 2, 3, 2):
+            cluster.move_leader("t", 0, node)
+        held = cluster.inject("produce", delay=2.5, node=1)
+        late = await producer.enqueue("t", b"1", partition=0)
+        await held.reached()
+        recreate(cluster, "t", 3)
+        began = now()
+        await late
+        await producer.send("t", b"2", partition=0)
+        assert now() - began < 5
+        assert values(cluster) == [b"1", b"2"]
+
+
 async def test_records_wait_for_a_topic_that_is_away_and_fail_when_it_stays_away(
     topics_cluster: EmbeddedCluster, network: MemoryNetwork
 ) -> None:
@@ -233,6 +289,41 @@ async def test_a_half_open_connection_in_the_middle_of_a_stream_doubles_nothing(
 
 
 # -- one of three ------------------------------------------------------------------------------
+
+
+async def test_nothing_is_sent_to_a_brokers_new_address_behind_what_the_old_one_has(
+    network: MemoryNetwork,
+) -> None:
+    """It knows the last five batches of a producer, and would not know the first of eleven."""
+    async with (
+        EmbeddedCluster(brokers=2, topics={"t": 2}, network=network) as cluster,
+        Producer(
+            cluster.bootstrap_servers,
+            connector=network,
+            linger_ms=0,
+            metadata_max_age_ms=500,
+            request_timeout_ms=5000,
+        ) as producer,
+    ):
+        for partition in range(2):
+            await producer.send("t", b"0", partition=partition)
+        broker = cluster._nodes[1]
+        for link in network.links:
+            if link.server_address.port == broker.node.port:
+                link.to_client.stall()
+        sent = []
+        for number in range(1, 6):
+            sent.append(await producer.enqueue("t", b"%d" % number, partition=0))
+            await asyncio.sleep(0.01)
+        listener = await cluster._listen(broker.node.host, 0, broker._make_connection)
+        broker.node.port = listener.port
+        await asyncio.sleep(1)
+        for number in range(6, 12):
+            sent.append(await producer.enqueue("t", b"%d" % number, partition=0))
+            await asyncio.sleep(0.01)
+        assert not any(each.done() for each in sent)
+        await asyncio.gather(*sent)
+        assert values(cluster) == [b"%d" % number for number in range(12)]
 
 
 @pytest.mark.parametrize("how", ["hangs", "black hole", "refuses"])

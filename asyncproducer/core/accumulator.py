@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import (
     BATCH_OVERHEAD,
+    GONE,
     RECORD_OVERHEAD,
     ProducerBatch,
     batch_upper_bound,
@@ -267,6 +268,8 @@ class Accumulator:
             for queue in state.queues:
                 if queue is not None:
                     queue.sequences.maybe_forgotten = True
+                    for batch in queue.in_flight:
+                        batch.sent_to = GONE
         state.view = view
         state.sticky = None
         state.partition_count = view.partition_count
@@ -321,6 +324,19 @@ class Accumulator:
             queue.leader = leader
             self._leave_line(queue)
         self._touch(queue, now)
+
+    def node_moved(self, node: int) -> None:
+        """The broker has another address now: what is on its way there goes to the old one.
+
+        Whether it arrives is not known before its connection ends. Until then nothing follows
+        it on another: a broker knows the last five batches, and would not recognise it then.
+        """
+        for topic in self.topics.values():
+            for queue in topic.queues:
+                if queue is not None:
+                    for batch in queue.in_flight:
+                        if batch.sent_to == node:
+                            batch.sent_to = GONE
 
     def _leave_line(self, queue: PartitionQueue) -> None:
         if queue.ready_at is not None:

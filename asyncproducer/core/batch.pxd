@@ -72,7 +72,6 @@ cdef class ProducerBatch(Outcome):
     cdef public Py_ssize_t sent_to
     cdef public Py_ssize_t sent_leader_epoch
     cdef public bint is_split
-    cdef public bint whole_maybe_written
     cdef public Py_ssize_t max_record_size
     cdef public bint compressing
     cdef public bytes payload

@@ -59,6 +59,10 @@ RECORD_OVERHEAD = 21
 #: What a batch with one record adds to its fields, at most. A number of C where compiled.
 _OVERHEAD = BATCH_OVERHEAD + RECORD_OVERHEAD
 
+#: `ProducerBatch.sent_to` of what is on its way to another address of its broker than the one
+#: that is used now, or to a topic of that name that was deleted.
+GONE = -2
+
 #: The compression estimate is stretched a little, so that batches end below their
 #: limit rather than above it (Java: COMPRESSION_RATE_ESTIMATION_FACTOR).
 _ESTIMATE_FACTOR = 1.05
@@ -276,12 +280,11 @@ class ProducerBatch(Outcome):
         self.drained_at = -1.0
         #: Not before this time may it be sent again.
         self.retry_at = 0.0
-        #: The node and the leader epoch it was last sent to.
+        #: The node and the leader epoch it was last sent to. `GONE` for the node: its partition is
+        #: not there any more.
         self.sent_to = -1
         self.sent_leader_epoch = -1
         self.is_split = False
-        #: A part of a batch that may be in the log as a whole.
-        self.whole_maybe_written = False
         self.max_record_size = 0
         self.compressing = False
         self.payload: bytes | None = None
@@ -684,7 +687,6 @@ class ProducerBatch(Outcome):
             batch.last_error = self.last_error
             batch.maybe_written = self.maybe_written
             batch.is_stored = self.is_stored
-            batch.whole_maybe_written = self.whole_maybe_written or self.maybe_written
         self.split_into(parts)
         return batches
 

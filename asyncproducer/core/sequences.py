@@ -29,6 +29,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from asyncproducer.core.batch import GONE
 from asyncproducer.errors import IllegalStateError
 
 if TYPE_CHECKING:
@@ -208,8 +209,9 @@ class Sequences:
                 return True
             # Behind an outstanding batch: only under the same epoch, and once a first one
             # is stored, because a broker that does not know the producer yet takes any
-            # sequence. Not behind a retry, and not to another leader than those before:
-            # it may store five batches first and then not recognise an older one.
+            # sequence. Not behind a retry, and not to another leader, or another address of it,
+            # than those before: it may store five batches first and then not recognise an older
+            # one.
             leader = partition.owner.leader
             return (
                 partition.last_acked_sequence >= 0
@@ -266,7 +268,8 @@ class Sequences:
         self._forget(partition, batch)
         if not self._same_epoch(partition, batch):
             return
-        partition.maybe_forgotten = False
+        if batch.sent_to != GONE:
+            partition.maybe_forgotten = False
         last = increment(batch.base_sequence, batch.count - 1)
         if partition.last_acked_sequence < 0 or is_before(partition.last_acked_sequence, last):
             partition.last_acked_sequence = last
@@ -329,7 +332,8 @@ class Sequences:
         if not self._same_epoch(partition, batch):
             return
         if partition.outstanding and partition.outstanding[0] is batch:
-            # Nor is it stored: the broker would know it, whatever became of earlier answers.
+            # Nor is it stored: the broker would know it, whatever became of earlier answers. (One
+            # that has forgotten or lost something would not: see `gives_up`.)
             batch.maybe_written = False
             if partition.hole is None and partition.unresolved is None:
                 partition.displaced = True
@@ -354,20 +358,22 @@ class Sequences:
 
         Under a new epoch the broker would store again what it has, or what may still reach it:
 
-        - a part of a batch whose first answers were lost, and which was found too large then.
-          The broker refuses the parts' sequences if it has the whole: it knows its last five
-          batches, not what they were made of;
         - what it has said that it has;
         - a batch whose answer was lost, behind one that was given up without an answer: both
           requests may still arrive, one after the other;
-        - a batch whose answer was lost, where the broker has forgotten the producer.
+        - a batch whose answer was lost, where the broker has forgotten the producer, or should
+          take it by all that we know. It may also be a part of one that was found too large
+          after its first answers were lost: the broker refuses the part's sequences if it has
+          the whole, since it knows its last five batches, not what they were made of.
         """
-        if batch.whole_maybe_written or batch.is_stored:
+        if batch.is_stored:
             return True
         if not batch.maybe_written:
             return False
         if why == "out_of_order":
-            return partition.unresolved is not None
+            if partition.unresolved is not None:
+                return True
+            return partition.outstanding[:1] == [batch] and partition.is_before_hole(batch)
         return log_start_offset >= 0
 
     # -- epochs ----------------------------------------------------------------------------

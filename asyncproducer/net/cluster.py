@@ -84,8 +84,10 @@ class Cluster:
     could not do before: a connection became ready, was lost, or has room again.
     `on_metadata(change)` is called for each Metadata response that was of use, for leaders
     named by Produce responses, and when the known leaders are forgotten to begin anew;
-    never for bootstrap. Both are called synchronously, and not from inside the methods
-    that the scheduler calls, `take_hints` excepted.
+    never for bootstrap. `on_moved(node_id)` is called when a broker is not where it was any more:
+    what is under way may have its answer yet, what is sent from now on goes elsewhere.
+    All are called synchronously, and not from inside the methods that the scheduler calls,
+    `take_hints` excepted.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Cluster:
         random: Callable[[], float],
         on_change: Callable[[], None],
         on_metadata: Callable[[MetadataChange], None],
+        on_moved: Callable[[int], None],
         metrics: Metrics,
         connection_factory: Callable[..., Connection] = Connection,
         canonical_name: CanonicalName | None = None,
@@ -118,6 +121,7 @@ class Cluster:
         self._random = random
         self._on_change = on_change
         self._on_metadata = on_metadata
+        self._on_moved = on_moved
         self._metrics = metrics
         self._connection_factory = connection_factory
 
@@ -581,6 +585,7 @@ class Cluster:
             was_wanted = link.state is not LinkState.IDLE
             del self._links[node_id]
             self._leaving[link] = None
+            self._on_moved(node_id)
             link.retire()
             moved = self._link(node_id)
             if moved is not None and was_wanted:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from asyncproducer.core import wire
 from asyncproducer.core.accumulator import Accumulator
 from asyncproducer.core.answers import INIT_PRODUCER_ID, Answer, answer_for
+from asyncproducer.core.batch import GONE
 from asyncproducer.core.delivery import PENDING, Failure
 from asyncproducer.core.metadata import LeaderHint
 from asyncproducer.core.outcome import Action, Decision, decide, fatal_error, rule_for
@@ -54,6 +55,10 @@ _NEVER = float("inf")
 #: Retries are logged so that somebody sees them, once in so many seconds for each topic. All of
 #: them are at level DEBUG.
 _WARNING_SECONDS = 10.0
+
+#: The most that an answer to Produce takes, with all its errors: so much, and so much for each
+#: partition and record that was sent. To read more would hold up the loop for nothing.
+_ANSWER_BYTES, _ANSWER_BYTES_EACH = 256 * 1024, 1024
 
 #: How often brokers may have no producer id for us yet before that is worth a warning: one that
 #: has just started has none for a moment.
@@ -341,6 +346,7 @@ class Scheduler:
                 self._acknowledge(batch, -1, -1, now)
         else:
             try:
+                _check_size(body, batches)
                 response = wire.decode_produce(version, body)
             except ProtocolError as broken:
                 # First ours: what closing the connection loses was sent after it.
@@ -379,6 +385,7 @@ class Scheduler:
     ) -> None:
         hints: list[LeaderHint] = []
         answered: set[ProducerBatch] = set()
+        refused: list[tuple[ProducerBatch, wire.ProducePartitionResponse]] = []
         for part in response.partitions:
             place: str | bytes = part.topic if part.topic is not None else part.topic_id or b""
             batch = by_place.get((place, part.partition))
@@ -390,19 +397,30 @@ class Scheduler:
                 )
                 continue
             answered.add(batch)
-            self._accumulator.landed(batch)
             code = part.error_code
             if code == ErrorCode.NONE or code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                self._accumulator.landed(batch)
                 self._acknowledge(batch, part.base_offset, part.log_append_time, now)
-                continue
-            record_errors = {e.batch_index: e.message for e in part.record_errors}
-            self._conclude(
-                batch, code, part.error_message, None, record_errors, part.log_start_offset, now
-            )
-            if part.leader >= 0 and part.leader_epoch >= 0:
+            else:
+                refused.append((batch, part))
+        # Afterwards: what is fatal ends the others, and what is stored is not to be among them.
+        for batch, part in refused:
+            self._accumulator.landed(batch)
+            # A topic that was made again since has other leaders.
+            if part.leader >= 0 and part.leader_epoch >= 0 and batch.sent_to != GONE:
                 hints.append(
                     LeaderHint(batch.topic, batch.partition, part.leader, part.leader_epoch)
                 )
+            record_errors = {e.batch_index: e.message for e in part.record_errors}
+            self._conclude(
+                batch,
+                part.error_code,
+                part.error_message,
+                None,
+                record_errors,
+                part.log_start_offset,
+                now,
+            )
         if hints:
             self._cluster.take_hints(hints, response.nodes)
         if len(answered) < len(batches):
@@ -657,3 +675,15 @@ class Scheduler:
             self.abort(str(denied), denied, now)
             return
         self.give_up(error, now)
+
+
+def _check_size(body: memoryview, batches: list[ProducerBatch]) -> None:
+    size = len(body)
+    if size > _ANSWER_BYTES:
+        records = sum(batch.count for batch in batches)
+        most = _ANSWER_BYTES + _ANSWER_BYTES_EACH * (len(batches) + records)
+        if size > most:
+            raise ProtocolError(
+                f"an answer of {size} bytes to a Produce request with {records} records: {most} "
+                "would be enough for an error with each of them"
+            )

@@ -175,6 +175,7 @@ class World:
         self.connections: list[FakeConnection] = []
         self.changes = 0
         self.metadata_changes: list[MetadataChange] = []
+        self.moved: list[int] = []
         self.on_change: Callable[[], object] = lambda: None
         self.random = 0.0
         config = ProducerConfig(bootstrap_servers=servers, **options)
@@ -190,6 +191,7 @@ class World:
             random=lambda: self.random,
             on_change=self._on_change,
             on_metadata=self.metadata_changes.append,
+            on_moved=self.moved.append,
             metrics=self.metrics,
             connection_factory=self._make_connection,
         )
@@ -655,6 +657,7 @@ async def test_a_broker_that_moved_is_connected_to_at_its_new_address() -> None:
     moved = world.cluster.connection(1)
     assert moved is not None
     assert moved.node.host == "elsewhere"
+    assert world.moved == [-1, 1]  # the first is the bootstrap address
     assert one.closed_with is None
     one.in_flight = 0
     await asyncio.sleep(1.0)
@@ -685,6 +688,7 @@ async def test_a_broker_that_left_is_closed_when_its_answers_are_in() -> None:
     one.in_flight = 1
     world.set_brokers("2=two:9092")
     await refresh(world)
+    assert world.moved == [-1, 1]  # the first is the bootstrap address
     assert world.cluster.connection(1) is None
     assert one.closed_with is None
     one.in_flight = 0
@@ -1457,6 +1461,7 @@ async def connected_to(brokers: EmbeddedCluster) -> Cluster:
         random=lambda: 0.5,
         on_change=lambda: None,
         on_metadata=lambda change: None,
+        on_moved=lambda node_id: None,
         metrics=Metrics(client_id="test"),
     )
     await cluster.start(10.0)

@@ -130,8 +130,8 @@ MUTANTS = (
     Mutant(
         "what may be stored as a whole is sent again in parts under a new epoch",
         "core.sequences:Sequences.gives_up",
-        "batch.whole_maybe_written or",
-        "",
+        "return partition.outstanding[:1] == [batch] and partition.is_before_hole(batch)",
+        "return False",
         ("doubled",),
     ),
     Mutant(
