@@ -413,11 +413,21 @@ class Producer(Front, Generic[K, V]):
             self._task = loop.create_task(
                 self._scheduler.run(), name=f"{self._client_id} scheduler"
             )
+            self._task.add_done_callback(self._scheduler_ended)
             if self._transactions is not None:
                 await self._transactions.initialize(deadline)
         except BaseException:
             await self._stop()
             raise
+
+    def _scheduler_ended(self, task: asyncio.Task[None]) -> None:
+        """Where asyncio.run ends by SystemExit, say, it cancels all tasks, and users clean up."""
+        if not self._scheduler.stopped and self._scheduler.fatal_error is None:
+            error = ProducerClosed(
+                "the producer's own task was cancelled, as all are when the event loop ends: "
+                "nothing is sent any more"
+            )
+            self._scheduler.give_up(error, self._loop_time())
 
     async def _stop(self) -> None:
         """End what runs beside us."""
@@ -1331,6 +1341,8 @@ class Producer(Front, Generic[K, V]):
         problem: str | None = None
         if self._forked:
             problem = "the process was forked"
+        elif self._loop.is_closed():
+            problem = "the event loop of the producer is closed"
         elif self._scheduler.fatal_error is not None:
             problem = str(self._scheduler.fatal_error)
         elif self._cluster.fatal_error is not None:
@@ -1339,8 +1351,6 @@ class Producer(Front, Generic[K, V]):
             problem = f"there is no producer id yet: {self._scheduler.id_error}"
         elif self._state is not State.RUNNING:
             problem = f"the producer is {self._state.value}"
-        elif self._loop.is_closed():
-            problem = "the event loop of the producer is closed"
         elif self._cluster.connected == 0 and self._cluster.last_error is not None:
             # Without an error, nobody has needed a connection yet, or for long.
             problem = f"no broker is connected: {self._cluster.last_error}"

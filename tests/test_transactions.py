@@ -1990,6 +1990,55 @@ async def test_close_waits_for_a_commit(cluster: EmbeddedCluster, new: New, vers
     assert committed(cluster) == [b"1"]
 
 
+async def test_close_aborts_a_transaction_whose_commit_fails_meanwhile(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """Else its partitions would be closed to readers until it times out."""
+    producer = new()
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.send("t", b"1")
+    held = cluster.inject("produce", error="INVALID_RECORD", topic="t4", hold=True)
+    await producer.enqueue("t4", b"2")
+    committing = asyncio.create_task(producer.commit_transaction())
+    await held.reached()
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(1)
+    held.release()
+    await closing
+    with pytest.raises(TransactionAborted):
+        await committing
+    assert cluster.transaction("tx").state.value in ("CompleteAbort", "Empty")
+    assert len(cluster.received("end_txn")) == 1
+
+
+async def test_whose_tasks_are_all_cancelled_need_not_wait(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """As asyncio.run does it at its end, also where that is a SystemExit."""
+    producer = new()
+    began = now()
+
+    async def use() -> None:
+        async with producer:
+            try:
+                async with producer.transaction() as tx:
+                    await tx.send("t", b"1")
+                    await asyncio.sleep(5)
+            finally:
+                with pytest.raises(ProducerClosed, match="own task was cancelled"):
+                    await producer.begin_transaction()
+
+    using = asyncio.create_task(use())
+    await asyncio.sleep(3)
+    assert producer._task is not None
+    producer._task.cancel()
+    using.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await using
+    assert now() < began + 4
+
+
 async def test_close_in_no_time_ends_no_transaction(
     cluster: EmbeddedCluster, new: New, version: int
 ) -> None:

@@ -23,8 +23,8 @@ def add_parser(commands: Any) -> None:
         "broker",
         help="serve an embedded cluster on this machine, to try things out",
         description="Serves an embedded cluster on this machine. It speaks Kafka's protocol and "
-        "keeps nothing: all records are in memory, and gone with it. It has no consumer groups "
-        "and no transactions. Topics that somebody asks for are created, with one partition.",
+        "keeps nothing: all records are in memory, and gone with it. Nobody can join a consumer "
+        "group. Topics that somebody asks for are created, with one partition.",
         epilog="Ctrl-C ends it. Exit status: 0 then, 1 if it cannot listen, 2 for wrong arguments.",
     )
     parser.add_argument(

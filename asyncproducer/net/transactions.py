@@ -369,12 +369,15 @@ class Transactions:
     async def finish(self) -> None:
         """The producer is being closed: abort what is open, or wait for the end it is to have."""
         manager = self._manager
-        manager.give_up_ending()
-        if manager.is_open and not manager.is_ending:
-            self._cut_off = manager.number
-            manager.abort()
-            self._go(self._loop.time())
-        while manager.is_ending:
+        while True:
+            manager.give_up_ending()
+            if manager.is_open and not manager.is_ending:
+                # Also where it was to be committed, and could not.
+                self._cut_off = manager.number
+                manager.abort()
+                self._go(self._loop.time())
+            if not manager.is_ending:
+                return
             await self._changes.wait(inf)
 
     @property
