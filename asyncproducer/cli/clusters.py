@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
 
 __all__ = [
+    "IDLE_MS",
     "ReadRecord",
     "Unreachable",
     "cleanup_policy",
@@ -34,8 +35,9 @@ __all__ = [
     "told",
 ]
 
-#: The log is read until its end; what is not there after so long will not come.
-IDLE_MS = 10_000
+#: The log is read until its end. Where nothing comes for so long, it cannot be read: longer than
+#: aiokafka waits for an answer (40 s), so that it has asked again by then.
+IDLE_MS = 60_000
 
 #: How long a consumer is waited for at once: what is no record does not end the wait.
 POLL_MS = 200
@@ -224,8 +226,8 @@ class ReadRecord(NamedTuple):
     value: bytes | None
 
 
-#: Called with a partition, the first of the offsets that its log has no longer, and its start now.
-Removed: TypeAlias = Callable[[int, int, int], object]
+#: Called with a partition, the first of some of its offsets, and the one behind the last of them.
+Offsets: TypeAlias = Callable[[int, int, int], object]
 
 
 def _consumer(servers: str, arguments: Mapping[str, Any] | None) -> Any:
@@ -249,11 +251,15 @@ async def ends(
     partitions: Sequence[int],
     arguments: Mapping[str, Any] | None = None,
 ) -> dict[int, int]:
-    """Where the log of each partition ends now."""
+    """Where the log of each partition ends now, `partitions` and any that the topic has beside."""
     from aiokafka import TopicPartition
 
     async with _consumer(servers, arguments) as consumer:
         found = await consumer.end_offsets([TopicPartition(topic, p) for p in partitions])
+        # It has asked for the topic by now.
+        present = consumer.partitions_for_topic(topic) or ()
+        added = {TopicPartition(topic, p) for p in present} - found.keys()
+        found |= await consumer.end_offsets(list(added))
         return {place.partition: offset for place, offset in found.items()}
 
 
@@ -264,22 +270,25 @@ async def read(
     arguments: Mapping[str, Any] | None = None,
     *,
     idle_ms: int = IDLE_MS,
-    removed: Removed | None = None,
+    removed: Offsets | None = None,
+    unread: Offsets | None = None,
 ) -> AsyncIterator[ReadRecord]:
     """Each record from `starts` to the present end; those of a partition in their order.
 
-    What a log has no longer, since it starts later now, is left out, and told to `removed`. It ends
-    early when nothing comes for `idle_ms`. Raises Unreachable when it may not be read.
+    A partition that is not in `starts` was added later, and is read from 0. What a log has no
+    longer, since it starts later now, is left out, and told to `removed`. It ends early when
+    nothing comes for `idle_ms`: what lies before the ends then is told to `unread`. Raises
+    Unreachable when it may not be read.
     """
     from aiokafka import TopicPartition
     from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
 
     until = await ends(servers, topic, list(starts), arguments)
-    left = {TopicPartition(topic, p) for p, start in starts.items() if until[p] > start}
+    left = {TopicPartition(topic, p) for p, end in until.items() if end > starts.get(p, 0)}
     if not left:
         return  # aiokafka cannot close a consumer of nothing
     async with _consumer(servers, arguments) as consumer:
-        positions = {place: starts[place.partition] for place in left}
+        positions = {place: starts.get(place.partition, 0) for place in left}
         begins = await _begins(consumer, positions, removed)
         consumer.assign(left)
         # With nothing awaited in between: it would ask for an offset that nobody has committed.
@@ -309,11 +318,14 @@ async def read(
             # Not the last record's offset: what ends a transaction has one, too.
             left = {p for p in left if await consumer.position(p) < until[p.partition]}
             if now >= heard + idle_ms / 1000:
-                return  # the check tells what is missing
+                break
+        if unread is not None:
+            for place in left:
+                unread(place.partition, await consumer.position(place), until[place.partition])
 
 
 async def _begins(
-    consumer: Any, positions: Mapping[Any, int], removed: Removed | None
+    consumer: Any, positions: Mapping[Any, int], removed: Offsets | None
 ) -> dict[Any, int]:
     """Where the logs start now that start behind these positions. Tells `removed` of them."""
     begins: dict[Any, int] = await consumer.beginning_offsets(list(positions))

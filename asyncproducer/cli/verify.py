@@ -4,7 +4,8 @@ Numbered records go into the cluster, through a proxy in which things go wrong i
 (`--faults`), and a consumer that is not ours (aiokafka) reads the log back. Then each record is
 compared with what the producer said of it: lost, doubled, out of order, in another place, or in
 the log although an error said that it is not. What the broker has removed by the topic's rules
-before it could be read is counted by itself: nobody can say of it that it was lost, or kept.
+before it could be read, and what could not be read at all, is counted by itself: nobody can say of
+it that it was lost, or kept.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import asyncproducer
 from asyncproducer.cli.arguments import addresses, positive, within
 from asyncproducer.cli.clusters import (
+    IDLE_MS,
     Unreachable,
     cleanup_policy,
     cluster,
@@ -71,7 +73,8 @@ def add_parser(commands: Any) -> None:
         epilog="Exit status: 0 if every record was acknowledged and is in the log once, in order,"
         " where it was told to be; 1 if not; 2 for wrong arguments or missing packages; 3 if"
         " nothing is wrong as far as can be seen, and the broker has removed records (retention,"
-        " DeleteRecords, compaction) before they were read; 130 when interrupted.",
+        " DeleteRecords, compaction) before they were read, or they could not be read; 130 when"
+        " interrupted.",
     )
     where = parser.add_argument_group("where").add_mutually_exclusive_group()
     where.add_argument(
@@ -249,6 +252,8 @@ class Result:
     cleanup_policy: str | None = None
     #: Where the logs start now from which something was removed before it was read, by partition.
     log_starts: dict[int, int] = dataclasses.field(default_factory=dict)
+    #: The first offset that could not be read, by partition, where there is one.
+    unread_from: dict[int, int] = dataclasses.field(default_factory=dict)
     #: What went wrong in the proxy, if there was one.
     faults: dict[str, int] | None = None
     replay: FaultPlan | None = None
@@ -259,12 +264,17 @@ class Result:
         return self.status == 0
 
     @property
+    def judged(self) -> bool:
+        """All of it could be judged. What could not be read may hold what must not be."""
+        return not self.verdict.unjudged and not self.unread_from
+
+    @property
     def status(self) -> int:
-        """The exit status; 3 if only what the broker has removed keeps it from being good."""
+        """The exit status; 3 if only what cannot be judged keeps it from being good."""
         verdict = self.verdict
         if not verdict.clean or verdict.acknowledged < verdict.sent:
             return 1
-        return 3 if verdict.unjudged else 0
+        return 0 if self.judged else 3
 
     @property
     def retries(self) -> int:
@@ -285,7 +295,7 @@ class Result:
         return {
             "good": self.good,
             "clean": verdict.clean,
-            "judged": not verdict.unjudged,
+            "judged": self.judged,
             "topic": self.topic,
             "cleanup_policy": self.cleanup_policy,
             "bootstrap_servers": self.servers,
@@ -298,6 +308,7 @@ class Result:
                 "unexplained": verdict.unexplained,
             },
             "log_starts": self.log_starts,
+            "unread_from": self.unread_from,
             "seconds": round(self.seconds, 3),
             "records_per_second": round(verdict.acknowledged / max(self.seconds, 1e-9)),
             "latency_ms": self.latency_ms(),
@@ -399,7 +410,9 @@ async def _run(
         seconds = loop.time() - began
         await producer.close()
         metrics = producer.metrics()
-    async for record in read(servers, topic, starts, arguments, removed=ledger.removed):
+    async for record in read(
+        servers, topic, starts, arguments, removed=ledger.removed, unread=ledger.unread
+    ):
         ledger.read(*record)
         if record.offset % 5000 == 0:
             status.update(f"reading back: partition {record.partition}, offset {record.offset:,}")
@@ -414,6 +427,7 @@ async def _run(
         config=config,
         cleanup_policy=policy,
         log_starts=ledger.log_starts,
+        unread_from=ledger.unread_from,
     )
 
 
@@ -502,7 +516,7 @@ def _print(console: Console, result: Result) -> None:
     if not verdict.clean:
         counts = ", ".join(f"{number:,} {name}" for name, number in wrong.items() if number)
         console.print(f"✗ read back: {counts}", style="red", highlight=False)
-    elif verdict.unjudged:
+    elif not result.judged:
         console.print(
             f"? read back: {verdict.in_log:,} records, each once, in order, and where it was told"
             f" to be; {verdict.unjudged:,} others cannot be judged",
@@ -516,12 +530,12 @@ def _print(console: Console, result: Result) -> None:
             style="green",
             highlight=False,
         )
-    for line in (*_removed(result), *_promises(result)):
+    for line in (*_unjudged(result), *_promises(result)):
         console.print(line, highlight=False)
 
 
-def _removed(result: Result) -> list[str]:
-    """What the broker has removed by its own rules, which is no loss, and no success."""
+def _unjudged(result: Result) -> list[str]:
+    """What was removed by the broker's own rules, or not read: no loss, and no success."""
     verdict = result.verdict
     lines = []
     if verdict.removed:
@@ -536,6 +550,15 @@ def _removed(result: Result) -> list[str]:
         lines.append(
             f"{verdict.compacted:,} not in the log, with a later record of their key behind them"
             f" (cleanup.policy={result.cleanup_policy})"
+        )
+    if result.unread_from:
+        places = ", ".join(
+            f"partition {partition} from offset {offset:,} on"
+            for partition, offset in sorted(result.unread_from.items())
+        )
+        lines.append(
+            f"{verdict.unread:,} could not be read back ({places}: nothing came for"
+            f" {IDLE_MS // 1000} s)"
         )
     return lines
 

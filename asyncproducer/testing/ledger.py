@@ -9,6 +9,8 @@
         ledger.read(partition, offset, key, value)
     for ...:                                   # what the broker removed before that, if it did
         ledger.removed(partition, first, end)
+    for ...:                                   # what could not be read, if anything
+        ledger.unread(partition, first, end)
     verdict = ledger.verdict()
     assert verdict.clean, verdict
 
@@ -54,6 +56,7 @@ class _Fate(enum.Enum):
     LOST = enum.auto()
     REMOVED = enum.auto()
     COMPACTED = enum.auto()
+    UNREAD = enum.auto()
 
 
 # Plain numbers: one is written and read for each record.
@@ -84,16 +87,18 @@ class Verdict:
     #: In the log, of somebody else.
     foreign: int = 0
 
-    # What nobody can judge: of what the producer says to be in the log, and is not.
+    # What nobody can judge: of what the producer says to be in the log, and was not found.
 
     #: Where retention or DeleteRecords have removed records.
     removed: int = 0
     #: In a compacted topic, with a later record of the same key behind it.
     compacted: int = 0
+    #: Where the log could not be read.
+    unread: int = 0
 
     # What must not be.
 
-    #: Acknowledged, and neither in the log nor removed by the broker's own rule.
+    #: Acknowledged, and neither in the log, where it was read, nor removed by the broker's rules.
     lost: int = 0
     #: There more than once: each time after the first.
     doubled: int = 0
@@ -124,8 +129,8 @@ class Verdict:
 
     @property
     def unjudged(self) -> int:
-        """Records that may have been in the log, and that the broker then removed by its rules."""
-        return self.removed + self.compacted
+        """Records that may be in the log, unread, or that the broker removed by its rules."""
+        return self.removed + self.compacted + self.unread
 
     @property
     def clean(self) -> bool:
@@ -160,6 +165,7 @@ class Ledger:
         self._last: dict[int, int] = {}
         self._place_of: dict[bytes | None, int] = {}
         self._removed: dict[int, list[range]] = {}
+        self._unread: dict[int, range] = {}
         #: By partition and key, in a compacted topic: the last record's offset.
         self._key_ends: dict[tuple[int, bytes], int] = {}
         self._verdict = Verdict()
@@ -256,6 +262,15 @@ class Ledger:
         """
         self._removed.setdefault(partition, []).append(range(first, end))
 
+    def unread(self, partition: int, first: int, end: int) -> None:
+        """The log of this partition ends at `end`, and could not be read from `first` on."""
+        self._unread[partition] = range(first, end)
+
+    @property
+    def unread_from(self) -> dict[int, int]:
+        """The first offset that could not be read, of those partitions where there is one."""
+        return {partition: part.start for partition, part in self._unread.items()}
+
     @property
     def log_starts(self) -> dict[int, int]:
         """Where the logs start now, of those partitions of which something was removed."""
@@ -282,6 +297,7 @@ class Ledger:
             lost=said[_ACKNOWLEDGED],
             removed=why[_Fate.REMOVED],
             compacted=why[_Fate.COMPACTED],
+            unread=why[_Fate.UNREAD],
             misplaced=sum(
                 s == _ACKNOWLEDGED and offset >= 0 and found and not right
                 for s, offset, found, right in zip(states, offsets, seen, placed, strict=True)
@@ -313,7 +329,7 @@ class Ledger:
         ]
 
     def _absent(self) -> dict[int, _Fate]:
-        """Why each record is not in the log of which the producer says that it is."""
+        """Why each record was not found in the log of which the producer says that it is there."""
         seen = self._seen or bytes(len(self._states))
         return {
             number: self._fate(number)
@@ -331,6 +347,10 @@ class Ledger:
             key, _ = self._record(number)
             if key is not None and self._key_ends.get((partition, key), -1) > offset:
                 return _Fate.COMPACTED
+        unread = self._unread.get(partition, ())
+        # In a compacted topic, a later record of the key may be among these.
+        if offset in unread or (unread and (offset < 0 or self._compacted)):
+            return _Fate.UNREAD
         return _Fate.LOST
 
 

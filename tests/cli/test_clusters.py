@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer
 
 from asyncproducer import Producer
 from asyncproducer.cli import clusters
 from asyncproducer.cli.clusters import (
+    IDLE_MS,
     Unreachable,
     cleanup_policy,
     create_topic,
@@ -25,11 +28,35 @@ async def test_reading_ends_when_nothing_comes_any_more() -> None:
         async with Producer[bytes, bytes](cluster.bootstrap_servers) as producer:
             await producer.send("t", b"x")
         cluster.inject(api="fetch", error="KAFKA_STORAGE_ERROR", times=None)
-        records = read(cluster.bootstrap_servers, "t", {0: 0}, idle_ms=1)
+        unread: list[tuple[int, ...]] = []
+
+        def told(*range_: int) -> None:
+            unread.append(range_)
+
+        records = read(cluster.bootstrap_servers, "t", {0: 0}, idle_ms=1, unread=told)
         assert [record async for record in records] == []
+        assert unread == [(0, 0, 1)]
         cluster.clear_faults()
-        records = read(cluster.bootstrap_servers, "t", {0: 0})
+        records = read(cluster.bootstrap_servers, "t", {0: 0}, unread=told)
         assert [record async for record in records] == [(0, 0, None, b"x")]
+        assert len(unread) == 1
+
+
+def test_a_fetch_that_is_never_answered_is_asked_again_before_the_reading_ends() -> None:
+    parameters = inspect.signature(AIOKafkaConsumer.__init__).parameters
+    assert parameters["request_timeout_ms"].default + 10_000 < IDLE_MS
+
+
+async def test_partitions_that_were_added_since_are_read_from_their_beginning() -> None:
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        servers = cluster.bootstrap_servers
+        starts = await ends(servers, "t", [0])
+        assert starts == {0: 0}
+        cluster.add_partitions("t", 3)
+        async with Producer[bytes, bytes](servers) as producer:
+            await producer.send("t", b"x", partition=2)
+        assert await ends(servers, "t", [0]) == {0: 0, 1: 0, 2: 1}
+        assert [record async for record in read(servers, "t", starts)] == [(2, 0, None, b"x")]
 
 
 async def test_only_what_lies_between_start_and_end_is_read() -> None:

@@ -188,7 +188,7 @@ def test_json_has_what_was_removed(
 ) -> None:
     read = clusters.read
 
-    async def later(*args: Any, removed: Any) -> AsyncIterator[clusters.ReadRecord]:
+    async def later(*args: Any, removed: Any, **_: Any) -> AsyncIterator[clusters.ReadRecord]:
         removed(0, 0, 40)
         async for record in read(*args):
             if record.offset >= 40:
@@ -200,6 +200,40 @@ def test_json_has_what_was_removed(
     assert (document["good"], document["clean"], document["judged"]) == (False, True, False)
     assert (document["records"]["removed"], document["records"]["lost"]) == (40, 0)
     assert document["log_starts"] == {"0": 40}
+
+
+@pytest.mark.parametrize("end", [RECORDS, RECORDS + 7])
+def test_what_could_not_be_read_is_neither_lost_nor_good(
+    end: int, servers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With those of others behind them, or without."""
+    read, first = clusters.read, end - 40
+
+    async def silent(*args: Any, unread: Any, **_: Any) -> AsyncIterator[clusters.ReadRecord]:
+        async for record in read(*args):
+            if record.offset < first:
+                yield record
+        unread(0, first, end)
+
+    monkeypatch.setattr(verify, "read", silent)
+    unread = RECORDS - first
+    status, document = run_json(capsys, servers, "--partitions", "1")
+    assert status == 3
+    assert (document["good"], document["clean"], document["judged"]) == (False, True, False)
+    assert (document["records"]["unread"], document["records"]["lost"]) == (unread, 0)
+    assert document["unread_from"] == {"0": first}
+    assert run_verify(servers, "--partitions", "1") == 3
+    out = capsys.readouterr().out
+    assert f"? read back: {first} records, each once" in out
+    told = f"{unread} could not be read back (partition 0 from offset {first} on: nothing came for"
+    assert told in out
+
+
+def test_where_all_that_was_sent_was_read_what_was_not_may_still_be_wrong() -> None:
+    found = result(Verdict(sent=10, acknowledged=10, in_log=10))
+    assert found.status == 0
+    found.unread_from = {0: 10}
+    assert (found.status, found.good) == (3, False)
 
 
 async def _compact(*_: Any) -> str:

@@ -110,6 +110,34 @@ def test_what_was_read_before_it_was_removed_is_judged(sent: tuple[Ledger, list[
 
 
 @pytest.mark.parametrize("compacted", [True, False])
+async def test_what_could_not_be_read_is_not_lost(
+    compacted: bool, cluster: EmbeddedCluster, network: MemoryNetwork
+) -> None:
+    ledger = Ledger(keys=1, compacted=compacted)
+    async with Producer(cluster.bootstrap_servers, connector=network) as producer:
+        await send(ledger, producer, 10)
+    ((partition, log),) = [(p, log) for p in range(4) if (log := cluster.records("t4", p))]
+    for record in log[1:6]:
+        ledger.read(partition, record.offset, record.key, record.value)
+    ledger.unread(partition, 6, 9)
+    verdict = ledger.verdict()
+    # The first is missing, and so is the last: the log ended before it.
+    assert (verdict.unread, verdict.unjudged) == ((4, 5) if compacted else (3, 3))
+    assert (verdict.compacted, verdict.lost) == ((1, 0) if compacted else (0, 2))
+    assert ledger.unread_from == {partition: 6}
+
+
+def test_without_an_offset_it_may_be_any_that_was_not_read() -> None:
+    ledger = Ledger()
+    ledger.next_record()
+    error = DeliveryTimeout("late", persisted="yes", partition=1)
+    ledger.track(Failed(error), 0.0)  # type: ignore[arg-type]  # its Delivery
+    ledger.unread(1, 0, 1)
+    verdict = ledger.verdict()
+    assert (verdict.claimed, verdict.unread) == (0, 1)
+
+
+@pytest.mark.parametrize("compacted", [True, False])
 async def test_in_a_compacted_topic_only_the_last_record_of_a_key_is_lost(
     compacted: bool, cluster: EmbeddedCluster, network: MemoryNetwork
 ) -> None:
