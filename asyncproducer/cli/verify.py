@@ -254,6 +254,8 @@ class Result:
     log_starts: dict[int, int] = dataclasses.field(default_factory=dict)
     #: The first offset that could not be read, by partition, where there is one.
     unread_from: dict[int, int] = dataclasses.field(default_factory=dict)
+    #: What makes the records of a key go to several partitions, if something does.
+    moved_by: str | None = None
     #: What went wrong in the proxy, if there was one.
     faults: dict[str, int] | None = None
     replay: FaultPlan | None = None
@@ -416,10 +418,19 @@ async def _run(
         ledger.read(*record)
         if record.offset % 5000 == 0:
             status.update(f"reading back: partition {record.partition}, offset {record.offset:,}")
+    verdict, moved_by = ledger.verdict(), None
+    if verdict.split_keys:
+        moved_by = _scatters(config)
+        if moved_by is None:
+            present = await ends(servers, topic, partitions, arguments)
+            if len(present) > len(partitions):
+                moved_by = "partitions were added to the topic"
+    if moved_by is not None:
+        verdict = dataclasses.replace(verdict, split_keys=0, moved_keys=verdict.split_keys)
     return Result(
         topic=topic,
         servers=servers,
-        verdict=ledger.verdict(),
+        verdict=verdict,
         seconds=seconds,
         latencies=list(ledger.latencies),
         metrics=metrics,
@@ -428,7 +439,17 @@ async def _run(
         cleanup_policy=policy,
         log_starts=ledger.log_starts,
         unread_from=ledger.unread_from,
+        moved_by=moved_by,
     )
+
+
+def _scatters(config: ProducerConfig) -> str | None:
+    """The option with which a key does not tell the partition, if there is one."""
+    if config.partitioner == "round_robin":
+        return "partitioner.class=round_robin"
+    if config.partitioner_ignore_keys and config.partitioner != "murmur3":
+        return "partitioner.ignore.keys=true"
+    return None
 
 
 async def _send(
@@ -574,6 +595,10 @@ def _promises(result: Result) -> list[str]:
         )
     if (verdict.doubled or verdict.reordered) and not config.enable_idempotence:
         lines.append("without enable.idempotence, what is sent again may be doubled or reordered")
+    if verdict.moved_keys:
+        lines.append(
+            f"{verdict.moved_keys:,} on a second partition, which is no fault: {result.moved_by}"
+        )
     if verdict.clean and verdict.acknowledged < verdict.sent:
         lines.append(
             "✗ not every record was acknowledged; what the errors said of them is true, as far as"

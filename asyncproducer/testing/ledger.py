@@ -86,6 +86,8 @@ class Verdict:
     place_unknown: int = 0
     #: In the log, of somebody else.
     foreign: int = 0
+    #: On another partition than the first record of its key, which nobody has promised.
+    moved_keys: int = 0
 
     # What nobody can judge: of what the producer says to be in the log, and was not found.
 

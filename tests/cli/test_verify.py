@@ -236,6 +236,48 @@ def test_where_all_that_was_sent_was_read_what_was_not_may_still_be_wrong() -> N
     assert (found.status, found.good) == (3, False)
 
 
+@pytest.mark.parametrize(
+    "option", ["partitioner.class=round_robin", "partitioner.ignore.keys=true"]
+)
+def test_keys_that_do_not_tell_the_partition_may_be_on_several(
+    option: str, servers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A record a batch: without regard to keys, the next one goes to another partition.
+    arguments = ("--keys", "3", "--option", option, "--option", "batch.size=1")
+    status, document = run_json(capsys, servers, *arguments)
+    assert (status, document["clean"]) == (0, True)
+    assert document["records"]["split_keys"] == 0
+    assert document["records"]["moved_keys"] > 0
+    assert run_verify(servers, *arguments) == 0
+    assert f"on a second partition, which is no fault: {option[:20]}" in capsys.readouterr().out
+
+
+async def test_keys_may_move_where_partitions_are_added(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send, loop = verify._send, asyncio.get_running_loop()
+
+    async def growing(producer: Any, topic: str, ledger: Any, options: Any, status: Any) -> None:
+        options.records = RECORDS // 2
+        await send(producer, topic, ledger, options, status)
+        # The cluster lives on the test's loop.
+        loop.call_soon_threadsafe(cluster.add_partitions, topic, 7)
+        while len(await producer.partitions_for(topic)) < 7:  # noqa: ASYNC110 (nothing tells)
+            await asyncio.sleep(0.01)
+        options.records = RECORDS
+        await send(producer, topic, ledger, options, status)
+
+    monkeypatch.setattr(verify, "_send", growing)
+    async with EmbeddedCluster(topics={"t": 2}) as cluster:
+        servers = cluster.bootstrap_servers
+        arguments = ("--topic", "t", "--keys", "20", "--option", "metadata.max.age.ms=20")
+        status = await asyncio.to_thread(run_verify, servers, *arguments)
+    assert status == 0
+    out = capsys.readouterr().out
+    assert "✓ read back: 500 records" in out
+    assert "which is no fault: partitions were added to the topic" in out
+
+
 async def _compact(*_: Any) -> str:
     return "compact,delete"
 
