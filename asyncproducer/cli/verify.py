@@ -213,7 +213,7 @@ def _plan(options: argparse.Namespace) -> FaultPlan | None:
         return FaultPlan.mixed(options.seed or 0)
     try:
         plan = FaultPlan.from_json(Path(options.faults).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--faults {options.faults}: {error}") from None
     return plan if options.seed is None else FaultPlan(plan.faults, options.seed)
 

@@ -442,6 +442,15 @@ def test_wrong_options_are_told_before_anything_is_done(
     assert says in capsys.readouterr().out
 
 
+def test_a_plan_that_is_nested_too_deeply_is_a_wrong_argument(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("[" * 100_000 + "]" * 100_000)
+    assert run_verify("localhost:1", "--faults", str(plan)) == 2
+    assert f"--faults {plan}: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
