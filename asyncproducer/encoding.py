@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_TIMESTAMP",
     "RecordSerializer",
+    "cancellations",
     "header_list",
     "partitioner_of",
     "timestamp_ms",
@@ -103,14 +104,15 @@ class RecordSerializer:
 
     async def awaited(self, topic: str, result: Any) -> Any:
         """What an async serializer returns in the end."""
+        before = cancellations()
         try:
             data = await result
         except RecordError:
             raise
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if cancellations() > before:
                 raise
+            # Of somebody whom the serializer has waited for.
             raise self._failed(topic, error) from error
         except Exception as error:
             raise self._failed(topic, error) from error
@@ -132,6 +134,13 @@ class RecordSerializer:
             f"the {self.what} for topic {topic} could not be serialized: "
             f"{type(error).__name__}: {error}"
         )
+
+
+def cancellations() -> int:
+    """How many cancellations the task that runs has met. It may have swallowed some, and those
+    that it was only asked for come at its next await."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling() - getattr(task, "_must_cancel", False)
 
 
 def _takes_three(function: Callable[..., Any]) -> bool | None:

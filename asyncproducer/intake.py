@@ -34,6 +34,7 @@ from asyncproducer.core.delivery import Delivery, Waiter
 from asyncproducer.core.partitioner import partition_for_key
 from asyncproducer.encoding import (
     MAX_TIMESTAMP,
+    cancellations,
     header_list,
     partitioner_of,
     timestamp_ms,
@@ -863,12 +864,14 @@ class Intake:
     async def wait(self, topic: str, entered: Any) -> Delivery:
         """Wait for what `enter` could not do at once; counts refusals as `enter` does."""
         openings = self.openings
+        before = cancellations()
         try:
             return await self._wait(entered)
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
         except BaseException as error:
-            self._refuse(topic, error, openings)
+            # Who was cancelled knows that the record is not in. But the user's own code may raise a
+            # CancelledError as well, and a GeneratorExit: nobody can tell whose that is.
+            if not isinstance(error, asyncio.CancelledError) or cancellations() <= before:
+                self._refuse(topic, error, openings)
             raise
 
     async def wait_acknowledged(self, topic: str, entered: Any) -> RecordMetadata:

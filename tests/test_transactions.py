@@ -1452,25 +1452,114 @@ async def test_no_transaction_is_committed_over_a_record_whose_headers_raise(
         await works(cluster, producer)
 
 
+@pytest.mark.parametrize("way", ["send", "enqueue", "send_many", "send_many, async"])
+@pytest.mark.parametrize("observed", [False, True], ids=["", "interceptors"])
 @pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize("error", [Panic, GeneratorExit])
 async def test_no_transaction_is_committed_over_a_panic_of_a_serializer(
-    cluster: EmbeddedCluster, new: New, later: bool
+    cluster: EmbeddedCluster,
+    new: New,
+    error: type[BaseException],
+    later: bool,
+    observed: bool,
+    way: str,
 ) -> None:
     def panics(value: bytes) -> bytes:
         if value == b"bad":
-            raise Panic
+            raise error
         return value
 
     async def panics_later(value: bytes) -> bytes:
         return panics(value)
 
-    async with new(value_serializer=panics_later if later else panics) as producer:
+    async def records() -> AsyncIterator[bytes]:
+        yield b"bad"
+
+    async with new(
+        value_serializer=panics_later if later else panics,
+        interceptors=[Interceptor()] if observed else [],
+    ) as producer:
         await producer.begin_transaction()
-        with pytest.raises(Panic):
-            await producer.enqueue("t", b"bad")
-        with pytest.raises(TransactionAborted, match="Panic"):
+        await producer.send("t", b"good")
+        with pytest.raises(error):
+            if way == "send_many":
+                await producer.send_many("t", [b"bad"])
+            elif way == "send_many, async":
+                await producer.send_many("t", records())
+            else:
+                await getattr(producer, way)("t", b"bad")
+        with pytest.raises(TransactionAborted, match=error.__name__):
             await producer.commit_transaction()
         await producer.abort_transaction()
+        assert committed(cluster) == []
+
+
+class CancelledPairs(list[tuple[str, bytes]]):
+    """Headers that ask somebody who was cancelled."""
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("of", ["serializer", "headers"])
+async def test_whoever_swallowed_a_cancellation_is_not_cancelled_by_his_own_code(
+    cluster: EmbeddedCluster, new: New, of: str
+) -> None:
+    """He does not know that the record is not in, so no transaction is committed without it."""
+
+    async def late(value: bytes) -> bytes:
+        return raises(value)
+
+    async def goes_on() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await producer.begin_transaction()
+        if of == "headers":
+            with pytest.raises(asyncio.CancelledError):
+                await producer.send("t", b"a", headers=CancelledPairs())
+        else:
+            with pytest.raises(SerializationError, match="CancelledError: other"):
+                await producer.send("t", b"5")
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+
+    async with new(value_serializer=late, interceptors=[Interceptor()]) as producer:
+        task = asyncio.create_task(goes_on())
+        await asyncio.sleep(1)
+        task.cancel()
+        await task
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_transaction_goes_on_without_a_record_whose_sender_was_cancelled(
+    cluster: EmbeddedCluster, new: New, when: str
+) -> None:
+    """Also where he has swallowed a cancellation before, or was asked for it before he sends."""
+
+    async def goes_on() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await producer.begin_transaction()
+        me = asyncio.current_task()
+        assert me is not None
+        if when == "before":
+            me.cancel()
+        else:
+            asyncio.get_running_loop().call_later(1, me.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await producer.send("t", b"slow")
+        await producer.send("t", b"1")
+        await producer.commit_transaction()
+
+    async with new(value_serializer=slow) as producer:
+        task = asyncio.create_task(goes_on())
+        await asyncio.sleep(1)
+        task.cancel()
+        await task
+        assert committed(cluster) == [b"1"]
 
 
 class Cancelled(Interceptor):
