@@ -480,7 +480,7 @@ class Intake:
         #: How often it was opened: once, or once for each transaction.
         self.openings = 0
         self._late = False
-        #: How many records are with async serializers.
+        #: How many records are with the user's code, of those that a commit waits for.
         self.serializing = 0
 
     @property
@@ -568,17 +568,20 @@ class Intake:
         else:
             pairs = None if self._serializes else plain_headers(headers)
             if pairs is None:
+                openings = self.openings
                 pairs = header_list(headers)
+                self._check_open(openings)
         if self._serializes:
             if pairs is None:
                 pairs = []
+            openings = self.openings
             if self._async_serializers and wait:
-                return self._enter_serialized(topic, value, key, pairs, partition, timestamp)
+                return self._enter_serialized(
+                    topic, value, key, pairs, partition, timestamp, openings
+                )
             key, value = self._serialize(topic, key, value, pairs, wait)
             if _is_late(key) or _is_late(value):
-                return self._enter_awaited(
-                    topic, value, key, pairs, partition, timestamp, self.openings
-                )
+                return self._enter_awaited(topic, value, key, pairs, partition, timestamp, openings)
         return self._enter_bytes(topic, value, key, pairs, partition, timestamp, wait)
 
     def enter_open(self, topic: Any, value: Any, key: Any) -> Delivery | None:
@@ -647,23 +650,32 @@ class Intake:
         """Key and value as their serializers return them: to be awaited, perhaps, if `wait`."""
         if self._async_serializers and not wait:
             raise SerializationError(_CANNOT_WAIT)
-        if self._key_serializer is not None:
-            key = self._key_serializer(topic, key, pairs)
-        if self._value_serializer is not None:
-            try:
+        openings = self.openings
+        try:
+            if self._key_serializer is not None:
+                key = self._key_serializer(topic, key, pairs)
+            if self._value_serializer is not None:
                 value = self._value_serializer(topic, value, pairs)
-            except BaseException:
-                if inspect.iscoroutine(key):
-                    key.close()
-                raise
-        if not wait:
-            late = [data for data in (key, value) if _is_late(data)]
-            for data in late:
-                if inspect.iscoroutine(data):
-                    data.close()
-            if late:
+            if not wait and (_is_late(key) or _is_late(value)):
                 raise SerializationError(_CANNOT_WAIT)
+            self._check_open(openings)
+        except BaseException:
+            for data in (key, value):
+                if inspect.iscoroutine(data):
+                    data.close()  # nobody awaits it
+            raise
         return key, value
+
+    def _check_open(self, openings: int) -> None:
+        """Called after the user's own code: that may have ended the transaction, or closed the
+        producer. Raises if the record, which came with the opening of this number, is too late."""
+        if openings != self.openings:
+            raise IllegalStateError(
+                "the transaction that the record was sent in ended before the record was ready"
+            )
+        # A commit waits for those that are counted.
+        if not self._open and not (self._late and self.serializing):
+            self._check_usable()
 
     def _enter_bytes(
         self,
@@ -1170,6 +1182,8 @@ class Intake:
     def _ask_partitioner(self, view: TopicMetadata, key: Any, value: Any) -> int:
         if self.partitioner is None:
             raise AssertionError("there is a partitioner")
+        openings = self.openings
+        self.serializing += 1  # the record is in no line now: a commit would not wait for it
         try:
             partition = self.partitioner.partition(view, key, value)
         except (KeyboardInterrupt, SystemExit):
@@ -1179,6 +1193,10 @@ class Intake:
             raise InvalidPartition(
                 f"the partitioner {type(self.partitioner).__name__} raised {error!r}"
             ) from error
+        else:
+            self._check_open(openings)
+        finally:
+            self._serialized()
         if type(partition) is not int or not 0 <= partition < view.partition_count:
             raise InvalidPartition(
                 f"the partitioner {type(self.partitioner).__name__} returned {partition!r} for "
@@ -1196,8 +1214,9 @@ class Intake:
         pairs: list[Header],
         partition: int | None,
         timestamp: int | datetime | None,
+        openings: int,
     ) -> Any:
-        openings = self.openings
+        self._check_open(openings)
         self.serializing += 1
         try:
             if self._key_serializer is not None:
@@ -1208,7 +1227,8 @@ class Intake:
                 value = self._value_serializer(topic, value, pairs)
                 if _is_late(value):
                     value = await self._value_serializer.awaited(topic, value)
-            return self._enter_late(topic, value, key, pairs, partition, timestamp, openings)
+            self._check_open(openings)
+            return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
         finally:
             self._serialized()
 
@@ -1231,33 +1251,15 @@ class Intake:
                 key = await self._key_serializer.awaited(topic, key)
             if self._value_serializer is not None and _is_late(value):
                 value = await self._value_serializer.awaited(topic, value)
-            return self._enter_late(topic, value, key, pairs, partition, timestamp, openings)
+            self._check_open(openings)
+            return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
         finally:
             if inspect.iscoroutine(late):
                 late.close()  # it was not begun, if that of the key has failed
             self._serialized()
 
-    def _enter_late(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        pairs: list[Header],
-        partition: int | None,
-        timestamp: int | datetime | None,
-        openings: int,
-    ) -> Delivery | Pending:
-        """What came with the opening of this number has been serialized at last."""
-        if openings != self.openings:
-            raise IllegalStateError(
-                "the transaction that the record was sent in ended while its serializer worked"
-            )
-        if not self._open and not self._late:
-            self._check_usable()  # closed while the serializer worked
-        return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
-
     def _serialized(self) -> None:
-        """A serializer has ended."""
+        """The user's code has ended that a commit waits for."""
         self.serializing -= 1
         if not self._open:
             self._scheduler.wake()  # it may be what a commit waits for
@@ -1273,6 +1275,7 @@ class Intake:
         wait: bool,
     ) -> Any:
         """The way of a record that interceptors look at."""
+        openings = self.openings
         if headers is not None and not isinstance(headers, (Mapping, Sequence)):
             # An iterator would be empty after the first look.
             headers = header_list(headers)
@@ -1286,9 +1289,10 @@ class Intake:
             except (Exception, asyncio.CancelledError):
                 logger.exception("on_send of %r failed; the record goes on as it was", interceptor)
         if wait:
-            return self._observe(record)
+            return self._observe(record, openings)
         try:
             pairs = [] if record.headers is None else header_list(record.headers)
+            self._check_open(openings)
             key, value = self._serialize(record.topic, record.key, record.value, pairs, False)
             delivery = self._enter_bytes(
                 record.topic, value, key, pairs, record.partition, record.timestamp, False
@@ -1300,13 +1304,19 @@ class Intake:
             self._notify_later(delivery, tuple(pairs))
         return delivery
 
-    async def _observe(self, record: Record) -> Delivery:
+    async def _observe(self, record: Record, openings: int) -> Delivery:
         entered: Any = None
         pairs: list[Header] = []
         try:
             pairs = [] if record.headers is None else header_list(record.headers)
             entered = await self._enter_serialized(
-                record.topic, record.value, record.key, pairs, record.partition, record.timestamp
+                record.topic,
+                record.value,
+                record.key,
+                pairs,
+                record.partition,
+                record.timestamp,
+                openings,
             )
             delivery = await self._wait(entered)
         except (Exception, asyncio.CancelledError) as error:
@@ -1321,7 +1331,10 @@ class Intake:
 
     def _notify_refused(self, record: Record, error: BaseException) -> None:
         partition = record.partition if type(record.partition) is int else -1
+        # The transaction hears of it right after them: a commit that they call waits until then.
+        self.serializing += 1
         self._notify(RecordMetadata(record.topic, partition, -1, -1, -1, -1), error, ())
+        self._serialized()
 
     def _notify_later(self, delivery: Delivery, headers: tuple[Header, ...]) -> None:
         def done(delivery: Delivery) -> None:

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -1680,6 +1681,141 @@ async def test_no_transaction_is_committed_without_a_record_that_nobody_may_ask_
         with pytest.raises(TransactionAborted, match="password"):
             await producer.commit_transaction()
         await producer.abort_transaction()
+
+
+class Own(Interceptor):
+    """The user's own code, which ends the transaction while it sees the record b"last"."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.end: Callable[[], Coroutine[Any, Any, None]]
+
+    def sees(self, where: str, value: Any) -> None:
+        if where == self.where and value == b"last":
+            # What `create_task` does first where tasks are eager.
+            with contextlib.suppress(StopIteration):
+                self.end().send(None)
+
+    def on_send(self, record: Record) -> Record:
+        self.sees("on_send", record.value)
+        return record
+
+    def on_acknowledgement(self, metadata: Any, error: Any, headers: Any) -> None:
+        if error is not None:
+            self.sees("on_acknowledgement", b"last")
+
+    def serialize(self, value: bytes) -> bytes:
+        self.sees("serializer", value)
+        return value
+
+    async def serialize_later(self, value: bytes) -> bytes:
+        return self.serialize(value)
+
+    def partition(self, topic: TopicView, key: bytes | None, value: bytes | None) -> int:
+        self.sees("partitioner", value)
+        return 0
+
+    def headers(self) -> Iterator[tuple[str, bytes]]:
+        self.sees("headers", b"last")
+        yield "name", b"value"
+
+    async def send(self, producer: Producer[Any, Any], way: str) -> None:
+        headers = self.headers() if self.where == "headers" else None
+        if way == "nowait":
+            producer.send_nowait("t", b"last", headers=headers)
+        else:
+            await producer.enqueue("new" if way == "in line" else "t", b"last", headers=headers)
+
+
+@pytest.fixture
+def own(new: New, where: str, way: str) -> tuple[Own, Producer[Any, Any]]:
+    """It is all that there is of users' code, so that the record goes the way of its kind."""
+    it = Own(where)
+    serializer = it.serialize_later if way == "later" else it.serialize
+    options: dict[str, Any] = {}
+    if where == "serializer" or way == "later":
+        options["value_serializer"] = serializer
+    if where == "partitioner":
+        options["partitioner"] = it
+    if where.startswith("on_"):
+        options["interceptors"] = [it]
+    return it, new(**options)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("way", ["nowait", "waits", "later", "in line"])
+@pytest.mark.parametrize("where", ["serializer", "partitioner", "on_send", "headers"])
+async def test_a_record_whose_own_code_aborts_its_transaction_is_in_no_other(
+    cluster: EmbeddedCluster, own: tuple[Own, Producer[Any, Any]], way: str, restarts: bool
+) -> None:
+    code, producer = own
+
+    async def end() -> None:
+        await producer.abort_transaction()
+        if restarts:
+            await producer.begin_transaction()
+
+    code.end = end
+    cluster.create_topic("new")
+    async with producer:
+        await producer.warm_up("t")
+        await producer.begin_transaction()
+        with pytest.raises(IllegalStateError):
+            await code.send(producer, way)
+        if restarts:
+            await producer.abort_transaction()
+        async with producer.transaction() as tx:
+            await tx.send("t", b"next")
+        assert stored(cluster) == [b"next"]
+        assert stored(cluster, "new") == []
+
+
+@pytest.mark.parametrize("way", ["nowait", "waits", "later", "in line"])
+@pytest.mark.parametrize("where", ["serializer", "partitioner", "on_send", "headers"])
+async def test_a_commit_by_a_records_own_code_is_not_over_that_record(
+    cluster: EmbeddedCluster, own: tuple[Own, Producer[Any, Any]], way: str
+) -> None:
+    code, producer = own
+    code.end = producer.commit_transaction
+    cluster.create_topic("new")
+    async with producer:
+        await producer.begin_transaction()
+        await producer.send("t", b"first")
+        if code.where == "partitioner" or (code.where, way) == ("serializer", "later"):
+            await code.send(producer, way)  # the commit waits for it
+            await producer.commit_transaction()
+            assert committed(cluster) + committed(cluster, "new") == [b"first", b"last"]
+        else:
+            with pytest.raises(IllegalStateError, match="state COMMITTING"):
+                await code.send(producer, way)
+            with contextlib.suppress(TransactionAborted):
+                await producer.commit_transaction()
+        with contextlib.suppress(IllegalStateError):
+            await producer.abort_transaction()
+        before = committed(cluster)
+        await works(cluster, producer)
+        assert committed(cluster) == before
+
+
+@pytest.mark.parametrize("way", ["nowait", "later"])
+@pytest.mark.parametrize("where", ["on_acknowledgement"])
+async def test_a_commit_by_an_interceptor_that_hears_of_a_refusal_is_not_over_that(
+    cluster: EmbeddedCluster, own: tuple[Own, Producer[Any, Any]], way: str
+) -> None:
+    code, producer = own
+    code.end = producer.commit_transaction
+    async with producer:
+        await producer.begin_transaction()
+        await producer.send("t", b"first")
+        with pytest.raises(RecordTooLarge):
+            if way == "nowait":
+                producer.send_nowait("t", HUGE)
+            else:
+                await producer.send("t", HUGE)
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        assert committed(cluster) == []
 
 
 # -- timeouts ----------------------------------------------------------------------------------

@@ -367,7 +367,7 @@ MUTANTS = (
     ),
     Mutant(
         "a record whose serializer was slow comes into the next transaction",
-        "intake:Intake._enter_late",
+        "intake:Intake._check_open",
         "if openings != self.openings:",
         "if False:",
         ("outside", "torn", "undead"),
