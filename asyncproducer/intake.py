@@ -30,7 +30,7 @@ from asyncproducer.core.batch import (
     encode_headers,
     plain_headers,
 )
-from asyncproducer.core.delivery import Delivery, Waiter
+from asyncproducer.core.delivery import Delivery, Waiter, _raise
 from asyncproducer.core.partitioner import partition_for_key
 from asyncproducer.encoding import (
     MAX_TIMESTAMP,
@@ -1126,9 +1126,17 @@ class Intake:
                 left = pending.deadline - self.loop_time()
                 self._on_metadata_wait(max(0.0, self._max_block - left))
                 self._admit(pending)
-            except Exception as error:
+            except BaseException as error:
                 line.pop(pending, None)
-                pending.fail(error)
+                if isinstance(error, Exception):
+                    pending.fail(error)
+                else:
+                    # It ends the loop in a turn of its own: the others in line are let in, and
+                    # whoever brought the metadata goes on.
+                    refusal = InvalidPartition(f"the partitioner raised {error!r}")
+                    refusal.__cause__ = error
+                    pending.fail(refusal)
+                    self._loop.call_soon(_raise, error)
             served += 1
         self._lines.pop(topic, None)
 

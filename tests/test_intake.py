@@ -35,6 +35,7 @@ from asyncproducer import (
     RecordMetadata,
     RecordTooLarge,
     SerializationError,
+    TransactionAborted,
 )
 from asyncproducer import intake as module
 from asyncproducer.core.partitioner import partition_for_key
@@ -46,6 +47,7 @@ from asyncproducer.net.frames import FrameReader, frame
 from asyncproducer.plugins import TopicView
 from asyncproducer.records import Header
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
+from asyncproducer.testing.clock import VirtualTimeLoop
 from asyncproducer.testing.handlers import APIS, Call
 from asyncproducer.testing.node import Listener
 
@@ -677,6 +679,58 @@ async def test_a_partitioner_that_raises_what_is_no_exception_harms_its_record_o
             await producer.send("t4", b"bad")
         for topic in ("t4", "t"):
             await producer.send(topic, b"good")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_partitioner_that_ends_the_program_harms_its_record_only(
+    error: type[BaseException],
+) -> None:
+    """Whoever lets the loop run on, as `asyncio.run` does to clean up, finds the others sent."""
+
+    def ends(topic: TopicView, key: bytes | None, value: bytes | None) -> int:
+        if value == b"bad":
+            raise error
+        return 0
+
+    async def start() -> tuple[Producer[Any, Any], list[asyncio.Task[Any]]]:
+        await cluster.__aenter__()
+        producer: Producer[Any, Any] = Producer(
+            cluster.bootstrap_servers,
+            connector=cluster.connector,
+            transactional_id="x",
+            partitioner=ends,
+        )
+        await producer.start()
+        await producer.begin_transaction()
+        return producer, [
+            asyncio.create_task(producer.send("t", value)) for value in (b"1", b"bad", b"2")
+        ]
+
+    async def end() -> None:
+        await asyncio.wait(tasks, timeout=1)
+        with pytest.raises(InvalidPartition, match=f"raised {error.__name__}"):
+            await tasks[1]
+        with pytest.raises(TransactionAborted, match=f"raised {error.__name__}"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        async with producer.transaction() as tx:
+            await tx.send("t", b"3")
+        assert [r.value for r in cluster.records("t", committed=True)] == [b"3"]
+        await producer.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await cluster.__aexit__(None, None, None)
+
+    loop = VirtualTimeLoop()
+    try:
+        asyncio.set_event_loop(loop)
+        cluster = EmbeddedCluster(topics={"t": 1}, network=MemoryNetwork(latency=0.001))
+        producer, tasks = loop.run_until_complete(start())
+        with pytest.raises(error):
+            loop.run_forever()
+        loop.run_until_complete(end())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 @pytest.mark.parametrize("known", [False, True])
