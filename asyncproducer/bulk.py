@@ -182,15 +182,16 @@ class Sending:
             whole: Any = records if type(records) in (list, tuple) else None
             size = _FIRST_CHUNK
             taken = 0
-            broken: Exception | None = None
+            broken: BaseException | None = None
             while broken is None:
                 items: list[Any] = []
                 try:
                     items.extend(
                         islice(iterator, size) if whole is None else whole[taken : taken + size]
                     )
-                except Exception as error:
-                    broken = error  # behind those that came before it
+                except BaseException as error:
+                    # Behind those that came before it. Nobody was cancelled: there is no await.
+                    broken = error
                 if not items:
                     break
                 rows = Objects(items, topic)

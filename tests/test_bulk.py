@@ -273,16 +273,21 @@ async def test_cancelled_no_further_record_is_taken_and_what_is_buffered_goes_on
     assert so_far - 2000 < len(stored) <= so_far
 
 
+class Panic(BaseException):
+    """What extensions in Rust raise."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError, GeneratorExit, Panic])
 async def test_what_came_before_an_error_of_the_iterable_goes_on(
-    cluster: EmbeddedCluster, new_producer: New
+    cluster: EmbeddedCluster, new_producer: New, error: type[BaseException]
 ) -> None:
     def records() -> Iterator[bytes]:
         for n in range(700):
             yield b"%d" % n
-        raise ZeroDivisionError
+        raise error
 
     async with new_producer() as producer:
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(error):
             await producer.send_many("t", records())
     assert [int(r.value or b"") for r in cluster.records("t")] == [*range(700)]
 
