@@ -41,7 +41,7 @@ from asyncproducer.core.accumulator import Accumulator, Fence
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import NO_HEADERS
 from asyncproducer.core.compression import codec
-from asyncproducer.core.delivery import Delivery
+from asyncproducer.core.delivery import Delivery, _raise
 from asyncproducer.core.metadata import ClusterMetadata, MetadataChange, TopicMetadata
 from asyncproducer.core.metrics import APP_INFO, GAUGES, Metrics
 from asyncproducer.core.sequences import Sequences
@@ -721,7 +721,11 @@ class Producer(Front, Generic[K, V]):
             closed.add(id(plugin))
             try:
                 close()
-            except Exception:
+            except (KeyboardInterrupt, SystemExit) as error:
+                # It ends the loop in a turn of its own: the others are to be closed, and we are.
+                asyncio.get_running_loop().call_soon(_raise, error)
+            except BaseException:
+                # Whoever was cancelled, it is another task: nothing is waited for here.
                 logger.exception("close() of %r failed", plugin)
 
     def __del__(self) -> None:

@@ -1555,19 +1555,62 @@ async def test_plugins_of_a_producer_that_could_not_be_made_stay_the_callers(
     assert [plugin.closed for plugin in plugins] == [1, 1, 1]
 
 
+class Panic(BaseException):
+    """What extensions in Rust raise."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError, Panic])
 async def test_plugin_that_cannot_be_closed(
-    cluster: EmbeddedCluster, new_producer: New, caplog: pytest.LogCaptureFixture
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    caplog: pytest.LogCaptureFixture,
+    error: type[BaseException],
 ) -> None:
     class Broken(Plugin):
         def close(self) -> None:
-            raise ZeroDivisionError("a user's bug")
+            raise error("a user's bug")
 
     last = Plugin()
     async with new_producer(interceptors=[Broken(), last]) as producer:
         await producer.send("t", b"value")
     assert last.closed == 1
+    assert producer.health.state == "closed"
     (logged,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert "close() of" in logged.getMessage()
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_plugin_that_ends_the_program_when_it_is_closed(
+    error: type[BaseException], started: bool
+) -> None:
+    """The others are closed all the same, and so is the producer."""
+
+    class Ends(Plugin):
+        def close(self) -> None:
+            super().close()
+            raise error
+
+    plugins = [Ends(), Plugin()]
+
+    async def scene() -> None:
+        async with EmbeddedCluster(topics={"t": 1}, network=MemoryNetwork()) as cluster:
+            producer: Producer[Any, Any] = Producer(
+                cluster.bootstrap_servers, connector=cluster.connector, interceptors=plugins
+            )
+            if started:
+                await producer.start()
+            try:
+                await producer.close()
+                await asyncio.sleep(0)  # the loop ends at the latest here
+            finally:
+                closed.append(producer.health.state)
+
+    closed: list[str] = []
+    with pytest.raises(error):
+        clock.run(scene())
+    assert closed == ["closed"]
+    assert [plugin.closed for plugin in plugins] == [1, 1]
 
 
 # -- numbers -----------------------------------------------------------------------------------
