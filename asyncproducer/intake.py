@@ -1305,7 +1305,7 @@ class Intake:
             delivery = self._enter_bytes(
                 record.topic, value, key, pairs, record.partition, record.timestamp, False
             )
-        except Exception as error:
+        except BaseException as error:
             self._notify_refused(record, error)
             raise
         if type(delivery) is Delivery:
@@ -1327,7 +1327,7 @@ class Intake:
                 openings,
             )
             delivery = await self._wait(entered)
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
             buffered = entered.buffered() if type(entered) is Pending else None
             if buffered is None:
                 self._notify_refused(record, error)
@@ -1361,7 +1361,10 @@ class Intake:
         for interceptor in self._interceptors:
             try:
                 interceptor.on_acknowledgement(metadata, error, headers)
-            except (Exception, asyncio.CancelledError):
+            except (KeyboardInterrupt, SystemExit) as interrupt:
+                # It ends the loop in a turn of its own: the next interceptor is to hear of it.
+                self._loop.call_soon(_raise, interrupt)
+            except BaseException:
                 logger.exception("on_acknowledgement of %r failed", interceptor)
 
     def serve_lines(self) -> None:

@@ -1646,6 +1646,81 @@ async def test_interceptors_form_a_chain(
     assert sum("on_acknowledgement of" in text for text in logged) == 1
 
 
+class Raises(Notes):
+    """Its `on_acknowledgement` raises."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def on_acknowledgement(self, *args: Any) -> None:
+        super().on_acknowledgement(*args)
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, Panic])
+async def test_what_an_interceptor_raises_at_the_end_keeps_no_other_from_hearing_of_it(
+    new_producer: New, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether the record was sent or refused."""
+    chain = [Raises(error), Notes()]
+    async with new_producer(interceptors=chain) as producer:
+        await producer.send("t", b"value")
+        with pytest.raises(RecordTooLarge):
+            await producer.send("t", bytes(2_000_000))
+    assert [len(notes.ended) for notes in chain] == [2, 2]
+    assert sum("on_acknowledgement of" in r.getMessage() for r in caplog.records) == 2
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interceptor_that_ends_the_program_keeps_no_other_from_hearing_of_it(
+    error: type[BaseException], refused: bool
+) -> None:
+    chain = [Raises(error), Notes()]
+
+    async def start() -> Producer[Any, Any]:
+        await cluster.__aenter__()
+        producer: Producer[Any, Any] = Producer(
+            cluster.bootstrap_servers, connector=cluster.connector, interceptors=chain
+        )
+        await producer.start()
+        return producer
+
+    async def end() -> None:
+        await asyncio.wait([sending])
+        assert type(sending.exception()) is (RecordTooLarge if refused else type(None))
+        await producer.close()
+        await cluster.__aexit__(None, None, None)
+
+    loop = VirtualTimeLoop()
+    try:
+        cluster = EmbeddedCluster(topics={"t": 1}, network=MemoryNetwork())
+        producer = loop.run_until_complete(start())
+        sending = loop.create_task(producer.send("t", bytes(2_000_000) if refused else b"value"))
+        with pytest.raises(error):
+            loop.run_forever()
+        loop.run_until_complete(end())
+    finally:
+        loop.close()
+    assert [len(notes.ended) for notes in chain] == [1, 1]
+
+
+@pytest.mark.parametrize("error", [GeneratorExit, Panic])
+@pytest.mark.parametrize("call", ["send", "send_nowait"])
+async def test_interceptors_hear_of_a_record_whose_serializer_panics(
+    new_producer: New, call: str, error: type[BaseException]
+) -> None:
+    def panics(value: bytes) -> bytes:
+        raise error
+
+    notes = Notes()
+    async with new_producer(interceptors=[notes], value_serializer=panics) as producer:
+        with pytest.raises(error):
+            await getattr(producer, call)("t", b"value")
+    assert [type(raised) for _, raised, _ in notes.ended] == [error]
+
+
 async def test_interceptor_may_change_everything(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
