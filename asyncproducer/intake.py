@@ -30,7 +30,7 @@ from asyncproducer.core.batch import (
     encode_headers,
     plain_headers,
 )
-from asyncproducer.core.delivery import Delivery, Waiter, _raise
+from asyncproducer.core.delivery import Delivery, Waiter, raise_later
 from asyncproducer.core.partitioner import partition_for_key
 from asyncproducer.encoding import (
     MAX_TIMESTAMP,
@@ -1136,7 +1136,7 @@ class Intake:
                     refusal = InvalidPartition(f"the partitioner raised {error!r}")
                     refusal.__cause__ = error
                     pending.fail(refusal)
-                    self._loop.call_soon(_raise, error)
+                    raise_later(self._loop, error)
             served += 1
         self._lines.pop(topic, None)
 
@@ -1363,7 +1363,7 @@ class Intake:
                 interceptor.on_acknowledgement(metadata, error, headers)
             except (KeyboardInterrupt, SystemExit) as interrupt:
                 # It ends the loop in a turn of its own: the next interceptor is to hear of it.
-                self._loop.call_soon(_raise, interrupt)
+                raise_later(self._loop, interrupt)
             except BaseException:
                 logger.exception("on_acknowledgement of %r failed", interceptor)
 

@@ -41,7 +41,7 @@ from asyncproducer.core.accumulator import Accumulator, Fence
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import NO_HEADERS
 from asyncproducer.core.compression import codec
-from asyncproducer.core.delivery import Delivery, _raise
+from asyncproducer.core.delivery import Delivery, raise_later
 from asyncproducer.core.metadata import ClusterMetadata, MetadataChange, TopicMetadata
 from asyncproducer.core.metrics import APP_INFO, GAUGES, Metrics
 from asyncproducer.core.sequences import Sequences
@@ -723,7 +723,7 @@ class Producer(Front, Generic[K, V]):
                 close()
             except (KeyboardInterrupt, SystemExit) as error:
                 # It ends the loop in a turn of its own: the others are to be closed, and we are.
-                asyncio.get_running_loop().call_soon(_raise, error)
+                raise_later(asyncio.get_running_loop(), error)
             except BaseException:
                 # Whoever was cancelled, it is another task: nothing is waited for here.
                 logger.exception("close() of %r failed", plugin)

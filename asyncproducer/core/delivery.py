@@ -31,6 +31,7 @@ __all__ = [
     "Failure",
     "Outcome",
     "Waiter",
+    "raise_later",
 ]
 
 logger = logging.getLogger("asyncproducer")
@@ -48,14 +49,18 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
+def raise_later(loop: Any, error: BaseException) -> None:
+    """End the loop with this SystemExit or KeyboardInterrupt of the user's code, as it would from
+    any callback, but in a turn of its own: somebody is in the middle of something here."""
+    loop.call_soon(_raise, error)
+
+
 def _call(function: Callable[[], object], topic: str, loop: Any) -> None:
     """Run a delivery callback. It is the user's code: it must not disturb the others."""
     try:
         function()
     except (SystemExit, KeyboardInterrupt) as error:
-        # It ends the loop, as it would from any callback, but in a turn of its own: somebody is
-        # in the middle of telling others of their ends.
-        loop.call_soon(_raise, error)
+        raise_later(loop, error)
     except BaseException:
         # Also the CancelledError of a future that the callback asked for its result: it
         # cancels nobody here, we are in no task of the user's.
