@@ -1021,17 +1021,19 @@ async def left_running(made: list[Any], *, waits: bool) -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_asyncio_run_ended_without_a_close(waits: bool) -> None:
-    """Closing it from another loop takes no time and tells what was lost."""
+    """What was under way is lost with its loop, and says so. Closing it from another takes no
+    time."""
     made: list[Any] = []
     run(left_running(made, waits=waits))
     producer, delivery = made[:2]
+    assert "own task was cancelled" in str(delivery.exception())
 
     async def another_loop() -> None:
         with pytest.raises(WrongLoopError):
             await producer.send("t", b"value")
         began = now()
         report = await producer.close()
-        assert (report.aborted, report.failed, report.elapsed) == (1, 1, 0.0)
+        assert (report.aborted, report.failed, report.elapsed) == (0, 1, 0.0)
         assert await producer.close() is report
         with pytest.raises(ProducerClosed):
             await producer.send("t", b"value")
@@ -1136,7 +1138,7 @@ def test_forgotten_producer_warns() -> None:
         made.clear()
         gc.collect()
 
-    with pytest.warns(ResourceWarning, match=r"unclosed <Producer .* running>: 1 records") as seen:
+    with pytest.warns(ResourceWarning, match=r"unclosed <Producer .* running>") as seen:
         forget()
     assert len(seen) == 1
 
