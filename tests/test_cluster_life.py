@@ -288,9 +288,6 @@ async def test_a_half_open_connection_in_the_middle_of_a_stream_doubles_nothing(
     assert values(cluster) == [b"%d" % n for n in range(100)]
 
 
-# -- one of three ------------------------------------------------------------------------------
-
-
 async def test_nothing_is_sent_to_a_brokers_new_address_behind_what_the_old_one_has(
     network: MemoryNetwork,
 ) -> None:
@@ -324,6 +321,9 @@ async def test_nothing_is_sent_to_a_brokers_new_address_behind_what_the_old_one_
         assert not any(each.done() for each in sent)
         await asyncio.gather(*sent)
         assert values(cluster) == [b"%d" % number for number in range(12)]
+
+
+# -- one of three ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["hangs", "black hole", "refuses"])
