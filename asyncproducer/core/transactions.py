@@ -736,6 +736,10 @@ class TransactionManager:
         if action is TxnAction.BUMP:
             possible = self.can_bump or self.version_two
             action = TxnAction.ABORTABLE if possible else TxnAction.FATAL
+        if action is TxnAction.ABORTABLE and request.commit and request.attempts > 0:
+            # Asked before, perhaps with success: to call it aborted could be wrong.
+            action = TxnAction.FATAL
+            error = _because(f"nobody knows whether the transaction was committed: {error}", error)
         if action is TxnAction.FIND:
             self._lose_coordinator(request)
             self._repeat(request, error, now)

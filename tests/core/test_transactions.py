@@ -956,6 +956,21 @@ def test_an_abortable_answer_makes_the_transaction_so(kind: Kind) -> None:
     assert world.manager.state is S.READY
 
 
+@pytest.mark.parametrize("code", [E.TRANSACTION_ABORTABLE, E.UNKNOWN_PRODUCER_ID])
+def test_a_commit_that_was_asked_before_is_in_doubt_and_not_called_aborted(code: ErrorCode) -> None:
+    world = ending(COMMIT)
+    operation = world.manager.commit()
+    world.manager.failed(world.ask(Kind.END), ConnectionFailed("cut"), world.now)
+    world.now += 1
+    world.answer(world.ask(Kind.FIND_COORDINATOR))
+    world.answer(world.ask(Kind.END), code)
+    assert world.manager.state is S.FATAL_ERROR
+    with pytest.raises(KafkaError, match=r"nobody knows whether .* was committed") as caught:
+        world.ended(operation)
+    assert not isinstance(caught.value, TransactionAborted)
+    assert caught.value.code == code
+
+
 def test_an_abort_that_can_only_be_aborted_is_fatal() -> None:
     """TX-39: and it is not called a transaction to be aborted."""
     world = ending(ABORT)
