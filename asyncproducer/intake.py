@@ -1362,8 +1362,9 @@ class Intake:
             try:
                 interceptor.on_acknowledgement(metadata, error, headers)
             except (KeyboardInterrupt, SystemExit) as interrupt:
-                # It ends the loop in a turn of its own: the next interceptor is to hear of it.
-                raise_later(self._loop, interrupt)
+                # It ends the loop in a turn of its own: the next interceptor is to hear of it. The
+                # loop that runs: ours may be closed, and the producer be closed by another.
+                raise_later(asyncio.get_running_loop(), interrupt)
             except BaseException:
                 logger.exception("on_acknowledgement of %r failed", interceptor)
 

@@ -701,8 +701,9 @@ class Producer(Front, Generic[K, V]):
         unsent = sum(batch.count for batch in self._accumulator.incomplete)
         if not self._forked:
             for batch in self._accumulator.incomplete:
-                # Whoever waited on that loop will never run again.
+                # Whoever waited on that loop will never run again. Callbacks do, on this one.
                 batch.waiters = batch.fences = None
+                batch.loop = asyncio.get_running_loop()
             for batch in self._accumulator.abort(
                 "the event loop was closed", None, self._loop_time()
             ):
@@ -988,6 +989,7 @@ class Producer(Front, Generic[K, V]):
         aborted if the block raises anything, and if any record of it failed or was refused, also
         where nobody looked: then TransactionAborted is raised. Cancelled in the block: aborted.
         Cancelled at its end: the commit goes on, and `commit_transaction()` waits for its end.
+        The block may end it by itself, too; who finds it aborted by another task is told.
 
         Raises what `begin_transaction` and `commit_transaction` raise. What the block raises goes
         on, with a note where it could not be aborted (then the broker does it, after
@@ -1003,11 +1005,12 @@ class Producer(Front, Generic[K, V]):
         AuthorizationError, AuthenticationError, UnsupportedVersionError, BrokerError or another
         KafkaError. The message of what is not allowed names the call and the state.
         """
-        await self._begin()
+        self._begin()
 
-    async def _begin(self) -> int:
+    def _begin(self, on_abort: Callable[[], None] | None = None) -> int:
+        """Returns the transaction's number. `on_abort` is called by who asks for its abort."""
         transactions = self._transactional(BEGIN)
-        transactions.begin()
+        transactions.begin(on_abort)
         return transactions.number
 
     async def commit_transaction(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -32,10 +33,15 @@ class Transaction(Generic[K, V]):
     def __init__(self, producer: Producer[K, V]) -> None:
         self._producer = producer
         self._number = 0
+        #: Who has asked for its end by an abort, last of all.
+        self._aborter: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Producer[K, V]:
-        self._number = await self._producer._begin()
+        self._number = self._producer._begin(self._aborting)
         return self._producer
+
+    def _aborting(self) -> None:
+        self._aborter = asyncio.current_task()
 
     async def __aexit__(
         self,
@@ -45,6 +51,10 @@ class Transaction(Generic[K, V]):
     ) -> None:
         producer = self._producer
         if not producer._is_unfinished(self._number):
+            if exc is None and self._aborter not in (None, asyncio.current_task()):
+                raise TransactionAborted(
+                    "the transaction was aborted by another task, nothing of it counts"
+                )
             return  # the block has ended it
         if exc is not None:
             await self._abort_after(exc)

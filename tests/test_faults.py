@@ -1064,6 +1064,56 @@ def test_loop_closed_with_tasks_pending(waits: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("by", ["callback", "interceptor"])
+def test_a_program_is_ended_by_who_hears_that_the_loop_was_closed(by: str) -> None:
+    """In the loop that is left, and when the producer is closed."""
+
+    class Ends(Interceptor):
+        def on_acknowledgement(self, *_: object) -> None:
+            end()
+
+    def end(*_: object) -> None:
+        raise SystemExit(7)
+
+    made: list[Any] = []
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        cluster = EmbeddedCluster(topics={"t": 1}, network=network)
+        await cluster.start()
+        producer: Producer[Any, Any] = Producer(
+            cluster.bootstrap_servers,
+            connector=network,
+            linger_ms=1000,
+            adaptive_linger=False,
+            interceptors=[Ends()] if by == "interceptor" else [],
+        )
+        await producer.start()
+        delivery = await producer.enqueue("t", b"value")
+        if by == "callback":
+            delivery.add_done_callback(end)
+        made.extend([cluster, producer, delivery])
+
+    async def closes() -> None:
+        try:
+            await made[1].close()
+        finally:
+            closed.append(made[1].health.state)
+            await asyncio.sleep(0)  # the loop ends at the latest here
+
+    closed: list[str] = []
+    loop = VirtualTimeLoop()
+    loop.run_until_complete(main())
+    loop.close()
+    with pytest.raises(SystemExit, match="7"):
+        run(closes())
+    assert closed == ["closed"]
+    assert made[2].exception().persisted == "no"
+    made.clear()
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_nothing_is_tried_again_when_the_loop_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     """With real sockets, whose transports complain about the loop."""
     made: list[Any] = []

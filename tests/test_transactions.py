@@ -194,6 +194,46 @@ async def test_a_block_may_end_its_transaction_by_itself(
         await works(cluster, producer)
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["nothing follows", "another is open"])
+async def test_a_block_hears_that_another_task_has_aborted_its_transaction(
+    cluster: EmbeddedCluster, new: New, version: int, goes_on: bool
+) -> None:
+    """Also where that task has begun one of its own since."""
+    async with new() as producer:
+        sent, aborted = asyncio.Event(), asyncio.Event()
+
+        async def block() -> None:
+            async with producer.transaction() as tx:
+                await tx.send("t", b"1")
+                sent.set()
+                await aborted.wait()
+
+        task = asyncio.create_task(block())
+        await sent.wait()
+        await producer.abort_transaction()
+        if goes_on:
+            await producer.begin_transaction()
+        aborted.set()
+        with pytest.raises(TransactionAborted, match="aborted by another task, nothing of it"):
+            await task
+        assert state(producer) is (S.IN_TRANSACTION if goes_on else S.READY)
+        if goes_on:
+            await producer.abort_transaction()
+        await works(cluster, producer)
+
+
+async def test_a_block_whose_error_ended_it_goes_on_with_that_where_another_task_aborted(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new() as producer:
+        with pytest.raises(KeyError):
+            async with producer.transaction() as tx:
+                await tx.send("t", b"1")
+                await asyncio.create_task(tx.abort_transaction())
+                raise KeyError
+        await works(cluster, producer)
+
+
 async def refused_too_large(tx: Producer[Any, Any]) -> None:
     with pytest.raises(RecordTooLarge):
         await tx.send("t", HUGE)

@@ -98,6 +98,8 @@ class Transactions:
         self._pause = MarkerPause()
         #: The transaction that was open when the producer was closed.
         self._cut_off = 0
+        #: Called by who asks for the abort of the open transaction.
+        self._on_abort: Callable[[], None] | None = None
         #: The state whose consequences are drawn.
         self._state = self._manager.state
         self._accumulator: Accumulator
@@ -150,10 +152,11 @@ class Transactions:
         await self._wait(operation, deadline)
         self._metrics.transaction_called("init", self._loop.time() - began)
 
-    def begin(self) -> None:
-        """Open a transaction."""
+    def begin(self, on_abort: Callable[[], None] | None = None) -> None:
+        """Open a transaction. `on_abort` is called by who asks for its abort."""
         began = self._loop.time()
         self._manager.begin()
+        self._on_abort = on_abort
         self._scheduler.produce_cap = (
             None if self._manager.version_two else _PRODUCE_ADDS_PARTITIONS - 1
         )
@@ -192,7 +195,10 @@ class Transactions:
     async def abort(self) -> None:
         """Abort the transaction."""
         began = self._loop.time()
-        await self._call("abort", self._manager.abort(), began)
+        operation = self._manager.abort()
+        if self._on_abort is not None:
+            self._on_abort()
+        await self._call("abort", operation, began)
 
     async def _call(self, name: str, operation: Operation, began: float) -> None:
         self._go(began)
