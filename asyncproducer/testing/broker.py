@@ -402,6 +402,17 @@ class EmbeddedCluster:
             await node.listen(self._listen)
             self._state.node_started(node_id)
 
+    async def move_broker(self, node_id: int) -> None:
+        """Gives a broker that runs another address: another port of its host.
+
+        As where names or forwarded ports change under brokers that run. Open connections stay,
+        and clients find the address in metadata. Raises OSError, ValueError.
+        """
+        node = self._node(node_id)
+        if not node.node.alive:
+            raise ValueError(f"broker {node_id} does not run")
+        await node.move(self._listen)
+
     def kill_connections(self, node_id: int) -> int:
         """Drops all connections of a broker, which goes on. Returns how many."""
         return self._node(node_id).drop_connections()

@@ -113,6 +113,14 @@ class BrokerNode:
         self._listener = await listen(self.node.host, self.node.port, self._make_connection)
         self.node.port = self._listener.port
 
+    async def move(self, listen: Listen) -> None:
+        """Listens at another port from now on. Its connections stay. Raises OSError."""
+        listener = self._listener
+        if listener is not None:
+            self._listener = await listen(self.node.host, 0, self._make_connection)
+            self.node.port = self._listener.port
+            await listener.close()
+
     async def close(self) -> None:
         """Closes the port and drops all connections, whatever is under way."""
         self.is_open = False

@@ -506,6 +506,39 @@ async def test_a_broker_on_tcp_comes_back_on_its_port() -> None:
             assert (await topic(client)).error_code == ErrorCode.NONE
 
 
+async def moves(cluster: EmbeddedCluster) -> None:
+    before = cluster.address(1)
+    async with await connect(cluster) as client:
+        await cluster.move_broker(1)
+        assert cluster.address(1) != before
+        # The old connection goes on, and hears of the new address.
+        (found,) = (await metadata(client)).brokers
+        assert f"{found.host}:{found.port}" == cluster.address(1)
+        with pytest.raises(ConnectionFailed):
+            await RawClient.connect(before, cluster.connector)
+        async with await connect(cluster) as other:
+            assert (await topic(other)).error_code == ErrorCode.NONE
+    # There it stays when it is started again.
+    address = cluster.address(1)
+    await cluster.stop_broker(1)
+    with pytest.raises(ValueError, match="broker 1 does not run"):
+        await cluster.move_broker(1)
+    await cluster.start_broker(1)
+    assert cluster.address(1) == address
+    async with await connect(cluster) as client:
+        assert (await topic(client)).error_code == ErrorCode.NONE
+
+
+async def test_a_broker_that_moves_keeps_its_connections(network: MemoryNetwork) -> None:
+    async with EmbeddedCluster(topics={"t": 1}, network=network) as cluster:
+        await moves(cluster)
+
+
+async def test_a_broker_on_tcp_moves() -> None:
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        await moves(cluster)
+
+
 async def test_too_few_replicas_in_sync(cluster: EmbeddedCluster, client: RawClient) -> None:
     cluster.create_topic("u", partitions=1, configs={"min.insync.replicas": "2"})
     assert only(await produce(client, topic="u")).error_code == ErrorCode.NONE

@@ -17,10 +17,10 @@ from asyncproducer.testing.simulation.plan import (
     Trouble,
 )
 
-__all__ = ["PlanMaker"]
+__all__ = ["RETRIABLE", "PlanMaker"]
 
 #: Errors of a partition in a Produce answer, with nothing stored: those to try again after, ...
-_RETRIABLE = (
+RETRIABLE = (
     "CORRUPT_MESSAGE",
     "UNKNOWN_TOPIC_OR_PARTITION",
     "LEADER_NOT_AVAILABLE",
@@ -79,8 +79,9 @@ _GAPS = (0.001, 0.01, 0.05, 0.1)
 #: What brokers answer to ApiVersions, about.
 _HANDSHAKE_BYTES = 1000
 
-#: Versions of Produce at which something new began.
+#: Versions of Produce at which something new began. In the last, topics have ids.
 _PRODUCE_VERSIONS = (3, 5, 7, 8, 9, 10, 12, 13)
+_PRODUCE_BY_ID = _PRODUCE_VERSIONS[-1]
 
 
 class PlanMaker:
@@ -155,6 +156,75 @@ class PlanMaker:
         setting["waits"] = rng.choice(([0.0], [0.0, 0.001], [0.0, 0.005, 0.1], [0.02, 0.0]))
         setting["fails"] = rng.choice((0, 0, 7, 20))
         return dataclasses.replace(plan, cluster={**plan.cluster, "serializers": setting})
+
+    def moved(self, plan: Plan) -> Plan:
+        """A broker gets another address, or a topic is made again: even later than `serialized`."""
+        rng = self.rng
+        # Where there is an order to be lost, and much on its way.
+        probability = 0.2 if self.dense and plan.options["enable_idempotence"] else 0.03
+        moves: list[Trouble] = []
+        if self.brokers > 1 and self.chance(probability):
+            # One and the same: somebody must still be where the producer looks for its cluster.
+            node = self.node()
+            moves += [self.broker_moves(node) for _ in range(rng.choice((1, 1, 2)))]
+        if self.names_topics_by_id(plan) and self.chance(probability):
+            moves += [self.topic_made_again() for _ in range(rng.choice((1, 1, 2)))]
+        if not moves:
+            return plan
+        options = dict(plan.options)
+        # The news of it comes before an answer is given up.
+        options["metadata_max_age_ms"] = rng.choice((10, 20, 50))
+        options["request_timeout_ms"] = max(rng.choice((100, 300)), options["request_timeout_ms"])
+        options["delivery_timeout_ms"] = max(
+            options["delivery_timeout_ms"], options["linger_ms"] + options["request_timeout_ms"]
+        )
+        steps = [*plan.steps, *(step for move in moves for step in self.around(move, options))]
+        return dataclasses.replace(
+            plan,
+            options=options,
+            steps=tuple(sorted(steps, key=lambda step: step.at)),
+            troubles=tuple(sorted((*plan.troubles, *moves), key=lambda trouble: trouble.at)),
+        )
+
+    def around(self, move: Trouble, options: Mapping[str, Any]) -> list[Step]:
+        """What is sent while that happens, to be on its way or to follow."""
+        steps: list[Step] = []
+        for after in (0.001, 0.005, 0.02, 0.06, 0.1, 0.2):
+            for _ in range(self.rng.choice((0, 2, 6))):
+                record = self.record(options, "partitioned", 0.0)
+                steps.append(Step(round(move.at + after, 4), "enqueue", (record,)))
+        return steps
+
+    def names_topics_by_id(self, plan: Plan) -> bool:
+        """By name, a batch for the topic before gets into the next one."""
+        return bool(plan.cluster.get("produce_version", _PRODUCE_BY_ID) >= _PRODUCE_BY_ID)
+
+    def broker_moves(self, node: int) -> Trouble:
+        """While it owes answers."""
+        arguments = {
+            "node": node,
+            "towards": self.rng.choice(("client", "client", "server")),
+            "how": self.rng.choice(("stall", "stall", "black_hole", "none")),
+            "lasting": self.rng.choice((0.02, 0.1, 0.5, 2.0)),
+        }
+        return Trouble(self.span(0, self.length / 2), "broker_moves", arguments)
+
+    def topic_made_again(self) -> Trouble:
+        """While a leader of the old one owes an answer, perhaps not the first leader."""
+        topic = self.rng.choice(sorted(self.topics))
+        arguments: dict[str, Any] = {
+            "topic": topic,
+            "partition": self.rng.randrange(self.topics[topic]),
+            "error": self.rng.choice((None, None, "NOT_LEADER_OR_FOLLOWER", *RETRIABLE[:3])),
+            "delay": self.rng.choice((0.0, 0.05, 0.09, 0.2)),
+            "times": self.rng.choice((1, 2, 4)),
+            "apart": self.rng.choice((0.0, 0.0, 0.005, 0.05, 0.5)),
+        }
+        if self.chance(0.5):
+            arguments["then"] = self.rng.choice(RETRIABLE)
+        if self.brokers > 1 and self.chance(0.5):
+            arguments["led_by"] = self.node()
+        return Trouble(self.span(0, self.length / 2), "topic_made_again", arguments)
 
     def options(self) -> dict[str, Any]:
         rng = self.rng
@@ -377,7 +447,7 @@ class PlanMaker:
         fault: dict[str, Any] = {"api": "produce", "times": self.times(), **self.place()}
         which = rng.random()
         if which < 0.35:
-            fault["error"] = rng.choice(_RETRIABLE)
+            fault["error"] = rng.choice(RETRIABLE)
         elif which < 0.6:
             fault.update(error=rng.choice(_STORED), after_append=True)
         elif which < 0.75:

@@ -22,12 +22,14 @@ from asyncproducer.testing.simulation.plan import PATIENT_MS, PlannedRecord
 
 __all__ = [
     "RULES",
+    "WRITTEN",
     "Ended",
     "History",
     "Sent",
     "Transaction",
     "Violation",
     "check",
+    "headers_of",
     "key_of",
     "value_of",
 ]
@@ -37,6 +39,9 @@ _TICK = 1e-6
 
 #: What sixty records may take, one after the other, on a good network.
 _CALM_SECONDS = 1.5
+
+#: A header that a serializer may have added.
+WRITTEN = ("written", b"")
 
 Place = tuple[str, int]
 
@@ -59,6 +64,13 @@ def value_of(record: PlannedRecord) -> bytes:
 def key_of(record: PlannedRecord) -> bytes | None:
     """Its key as bytes."""
     return None if record.key is None else record.key.encode()
+
+
+def headers_of(record: PlannedRecord) -> tuple[tuple[str, bytes | None], ...]:
+    """Its headers: each third record has some."""
+    if record.number % 3:
+        return ()
+    return ("number", b"%d" % record.number), ("none", None), ("number", b"")
 
 
 @dataclasses.dataclass(slots=True)
@@ -140,8 +152,14 @@ class History:
     #: Whether nothing went wrong on the brokers' side but a group's coordinator, and the network
     #: was quick.
     calm: bool = False
+    #: Whether all that went wrong was of a kind that passes.
+    mendable: bool = False
     sent: list[Sent] = dataclasses.field(default_factory=list)
     logs: dict[Place, list[StoredRecord]] = dataclasses.field(default_factory=dict)
+    #: When a topic was deleted, and what its logs held then. Another one of its name followed.
+    deleted: list[tuple[float, dict[Place, list[StoredRecord]]]] = dataclasses.field(
+        default_factory=list
+    )
     transactions: list[Transaction] = dataclasses.field(default_factory=list)
     #: What read_committed shows of the logs.
     committed: dict[Place, list[StoredRecord]] = dataclasses.field(default_factory=dict)
@@ -163,9 +181,17 @@ class History:
         """Whether each record is to be stored once."""
         return bool(self.options["enable_idempotence"])
 
+    def lives(self) -> list[dict[Place, list[StoredRecord]]]:
+        """The logs of the topics that were deleted, in that order, and those of the end."""
+        return [*(logs for _, logs in self.deleted), self.logs]
+
     def stored(self) -> dict[int, list[tuple[Place, StoredRecord]]]:
-        """Where each record is, by number."""
-        return _by_number(self.logs)
+        """Where each record is or was, by number."""
+        places: dict[int, list[tuple[Place, StoredRecord]]] = defaultdict(list)
+        for logs in self.lives():
+            for number, found in _by_number(logs).items():
+                places[number] += found
+        return places
 
     @property
     def transactional(self) -> bool:
@@ -219,10 +245,26 @@ def _acknowledged_is_stored_where_it_was_said(history: History) -> Iterator[Viol
 def _is_stored_once(history: History) -> Iterator[Violation]:
     if not history.idempotent and history.options.get("retries") != 0:
         return
-    for number, places in history.stored().items():
-        if len(places) > 1:
-            where = [f"{topic}-{index}@{record.offset}" for (topic, index), record in places]
-            yield Violation("doubled", f"record {number} is at {', '.join(where)}")
+    for logs in history.lives():
+        for number, places in _by_number(logs).items():
+            if len(places) > 1:
+                where = [f"{topic}-{index}@{record.offset}" for (topic, index), record in places]
+                yield Violation("doubled", f"record {number} is at {', '.join(where)}")
+
+
+def _what_was_acknowledged_is_not_in_the_next_topic(history: History) -> Iterator[Violation]:
+    ended_at = {
+        sent.record.number: sent.ended_at
+        for sent in history.sent
+        if sent.outcome == "acknowledged" and sent.ended_at is not None
+    }
+    lives = history.lives()
+    for life, (deleted_at, gone) in enumerate(history.deleted, start=1):
+        for logs in lives[life:]:
+            again = _by_number({place: logs[place] for place in gone if place in logs})
+            for number in again:
+                if ended_at.get(number, deleted_at) < deleted_at:
+                    yield Violation("doubled", f"record {number} of a deleted topic came again")
 
 
 def _persisted_is_true(history: History) -> Iterator[Violation]:
@@ -258,6 +300,8 @@ def _keeps_its_contents(history: History) -> Iterator[Violation]:
             planned = sent.record
             if (record.key, record.value) != (key_of(planned), value_of(planned)):
                 yield Violation("altered", f"{where} holds other bytes than {sent}")
+            if record.headers not in (headers_of(planned), (*headers_of(planned), WRITTEN)):
+                yield Violation("altered", f"{sent} has the headers {record.headers}")
             if planned.partition not in (None, index) or planned.topic != topic:
                 yield Violation("altered", f"{sent} is in {where}")
             appended = history.counters.get("log append time")
@@ -287,7 +331,8 @@ def _keeps_the_order(history: History) -> Iterator[Violation]:
     ):
         return
     sent_by_number = {sent.record.number: sent for sent in history.sent}
-    for (topic, index), records in history.logs.items():
+    logs = [log for life in history.lives() for log in life.items()]
+    for (topic, index), records in logs:
         if (topic, index) in history.forgotten:
             continue
         seen: set[int] = set()
@@ -417,6 +462,14 @@ def _nothing_expires_that_has_time(history: History) -> Iterator[Violation]:
             yield Violation("starved", f"{sent}: {sent.error}, long after all troubles were over")
 
 
+def _nothing_fails_that_can_be_mended(history: History) -> Iterator[Violation]:
+    if not history.mendable:
+        return
+    for sent in history.sent:
+        if sent.outcome == "failed":
+            yield Violation("needless", f"{sent}: {sent.error}, and all that was wrong has passed")
+
+
 def _transactions_are_atomic(history: History) -> Iterator[Violation]:
     """A committed one is visible whole, in doubt whole or not at all, any other not at all."""
     if not history.transactional:
@@ -490,6 +543,7 @@ RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
     _every_record_has_one_end,
     _acknowledged_is_stored_where_it_was_said,
     _is_stored_once,
+    _what_was_acknowledged_is_not_in_the_next_topic,
     _persisted_is_true,
     _keeps_its_contents,
     _keeps_keys_together,
@@ -499,5 +553,6 @@ RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
     _is_quick_where_nothing_is_wrong,
     _is_committed_where_nothing_is_wrong,
     _nothing_expires_that_has_time,
+    _nothing_fails_that_can_be_mended,
     _transactions_are_atomic,
 )

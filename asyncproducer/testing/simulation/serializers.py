@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncproducer.errors import BufferFull, IllegalStateError, MetadataNotReady, ProducerClosed
-from asyncproducer.testing.simulation.model import key_of, value_of
+from asyncproducer.testing.simulation.model import WRITTEN, key_of, value_of
 from asyncproducer.testing.simulation.plan import PlannedRecord
 
 __all__ = ["Serializers"]
@@ -90,7 +90,7 @@ class Serializers:
 
     async def _value_later(self, topic: str, record: PlannedRecord, headers: Any) -> bytes | None:
         await self._wait(record)
-        headers.append(("written", b""))
+        headers.append(WRITTEN)
         return self._value(topic, record, headers)
 
     def _value_either(self, topic: str, record: PlannedRecord, headers: Any) -> Any:

@@ -184,6 +184,10 @@ class TransactionalPlanMaker(PlanMaker):
         # What nothing but serializers can have spoiled.
         return dataclasses.replace(plan, troubles=()) if self.chance(0.4) else plan
 
+    def names_topics_by_id(self, plan: Plan) -> bool:
+        """Topics are not made again here: what of a transaction was in them is gone."""
+        return False
+
     def options(self) -> dict[str, Any]:
         """As for others, with a transactional id."""
         rng = self.rng

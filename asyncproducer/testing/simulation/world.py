@@ -32,11 +32,12 @@ from asyncproducer.errors import (
 from asyncproducer.plugins import TopicView
 from asyncproducer.producer import Producer
 from asyncproducer.records import Record, RecordMetadata
-from asyncproducer.testing.batches import BatchError
+from asyncproducer.testing.batches import BatchError, BatchHeader, StoredRecord
 from asyncproducer.testing.broker import EmbeddedCluster
 from asyncproducer.testing.clock import DeadlockError, VirtualTimeLoop
-from asyncproducer.testing.faults import Fault, ReceivedRequest
+from asyncproducer.testing.faults import BatchSummary, Fault, ReceivedRequest
 from asyncproducer.testing.network import Direction, MemoryLink, MemoryNetwork, MemoryServer
+from asyncproducer.testing.simulation.making import RETRIABLE
 from asyncproducer.testing.simulation.model import (
     Ended,
     History,
@@ -44,6 +45,7 @@ from asyncproducer.testing.simulation.model import (
     Transaction,
     Violation,
     check,
+    headers_of,
 )
 from asyncproducer.testing.simulation.plan import (
     GROUP,
@@ -53,6 +55,7 @@ from asyncproducer.testing.simulation.plan import (
     Plan,
     PlannedRecord,
     Step,
+    Trouble,
 )
 from asyncproducer.testing.simulation.serializers import Serializers
 from asyncproducer.testing.state import CoordinatorKind, RequestRefused
@@ -244,6 +247,7 @@ class _World:
             # Batches wait for the markers of the transaction before by being sent again.
             and not ("marker_delay_ms" in plan.cluster and "retries" in plan.options),
         )
+        self.history.mendable = _is_mendable(plan)
         self.count = self.history.counters
         self.digest = hashlib.blake2b(digest_size=12)
         self.network = _Network(plan.cluster["latency"], plan.cluster.get("window"))
@@ -289,6 +293,8 @@ class _World:
         self.settling = False
         self.ticks = 0
         self.last_step = max((step.at for step in plan.steps), default=0.0) + 0.001
+        #: Identities of the batches that topics had which were deleted.
+        self.deleted: set[tuple[Any, ...]] = set()
         #: Identity of a batch -> its size: it is sent again as it was.
         self.batches: dict[tuple[Any, ...], tuple[int, int]] = {}
 
@@ -447,17 +453,23 @@ class _World:
         await self.cluster.close()
 
     def _read_logs(self) -> None:
-        for topic, partitions in self.plan.cluster["topics"].items():
-            for index in range(partitions):
-                try:
-                    records = self.cluster.records(topic, index)
-                except BatchError as error:
-                    self.found("altered", f"{topic}-{index} cannot be read: {error}")
-                    records = []
-                self.history.logs[topic, index] = records
-                if self.transactional:
+        for topic in self.plan.cluster["topics"]:
+            self.history.logs |= self._logs(topic)
+            if self.transactional:
+                for index in range(self.plan.cluster["topics"][topic]):
                     self._read_committed(topic, index)
-                self.trace(topic, index, [(r.offset, r.value, r.sequence) for r in records])
+
+    def _logs(self, topic: str) -> dict[tuple[str, int], list[StoredRecord]]:
+        logs = {}
+        for index in range(self.plan.cluster["topics"][topic]):
+            try:
+                records = self.cluster.records(topic, index)
+            except BatchError as error:
+                self.found("altered", f"{topic}-{index} cannot be read: {error}")
+                records = []
+            logs[topic, index] = records
+            self.trace(topic, index, [(r.offset, r.value, r.sequence) for r in records])
+        return logs
 
     def _read_committed(self, topic: str, index: int) -> None:
         committed = self.cluster.records(topic, index, committed=True)
@@ -560,7 +572,7 @@ class _World:
             "key": self.serializers.key(record),
             "partition": record.partition,
             "timestamp": sent.timestamp,
-            "headers": {"number": b"%d" % record.number} if record.number % 3 == 0 else None,
+            "headers": headers_of(record) or None,
         }
         delivery = None
         try:
@@ -617,8 +629,9 @@ class _World:
                     planned.topic,
                     self.serializers.value(planned),
                     self.serializers.key(planned),
-                    partition=planned.partition,
-                    timestamp=sent.timestamp,
+                    headers_of(planned),
+                    planned.partition,
+                    sent.timestamp,
                 )
 
         try:
@@ -895,6 +908,8 @@ class _World:
     def _trouble(self, act: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         if self.settling:
             return  # the producer is gone
+        if arguments.get("topic", _INPUT) not in (*self.cluster._state.topics, _INPUT):
+            return
         outcome: Coroutine[Any, Any, None] | None = act(**arguments)
         if outcome is not None:
             self.troubles.append(self.loop.create_task(outcome))
@@ -917,9 +932,9 @@ class _World:
             self.cluster.move_leader(topic, partition, -1)
             self.count["trouble: nobody leads"] += 1
             await asyncio.sleep(nobody_for)
-            if self.cluster.leader(topic, partition) != -1:
+        with contextlib.suppress(ValueError, RequestRefused):  # that node is down, or no topic
+            if nobody_for is not None and self.cluster.leader(topic, partition) != -1:
                 return
-        with contextlib.suppress(ValueError):  # that node is down
             self.cluster.move_leader(topic, partition, node)
             self.count["trouble: leader moved"] += 1
 
@@ -944,7 +959,8 @@ class _World:
             self.faults.append(fault)
             await fault.reached()
         new = alive[(alive.index(old) + 1) % len(alive)]
-        if self.cluster._state.nodes[new].alive:
+        is_there = topic in self.cluster._state.topics
+        if self.cluster._state.nodes[new].alive and is_there:
             self.cluster.move_leader(topic, partition, new)
             self.count["trouble: leader hangs, another leads"] += 1
         if how == "paused":
@@ -962,6 +978,61 @@ class _World:
         self.cluster.pause(node)
         await asyncio.sleep(lasting)
         self.cluster.resume(node)
+
+    async def _broker_moves(self, node: int, towards: str, how: str, lasting: float) -> None:
+        """It is at another address, and what is on its way to the old one hangs."""
+        await self.cluster.inject("produce", node=node, delay=0.0).reached()
+        if not self.cluster._node(node).node.alive:
+            return
+        ways: list[Direction] = [
+            link.to_server if towards == "server" else link.to_client
+            for link in self._server(node).links
+        ]
+        for way in ways:
+            if how == "stall":
+                way.stall()
+            elif how == "black_hole":
+                way.black_hole()
+        await self.cluster.move_broker(node)
+        self.count[f"trouble: broker moved, {how} towards its {towards}"] += 1
+        await asyncio.sleep(lasting)
+        for way in ways:
+            way.resume()
+
+    async def _topic_made_again(
+        self,
+        topic: str,
+        partition: int,
+        error: str | None,
+        delay: float,
+        times: int,
+        apart: float,
+        then: str | None = None,
+        led_by: int | None = None,
+    ) -> None:
+        """Another topic of the name, while an answer of a leader of the old one is waited for."""
+        if led_by is not None:
+            await self._move_leader(topic, partition, led_by)
+        leader = self.cluster.leader(topic, partition)
+        # Of all that it answers: of what is deleted meanwhile it does not know the name.
+        fault = self.cluster.inject("produce", node=leader, error=error, delay=delay, times=times)
+        self.faults.append(fault)
+        await fault.reached()
+        await asyncio.sleep(delay / 4)
+        if topic not in self.cluster._state.topics:
+            return
+        for place in self.cluster._state.topic(topic).partitions:
+            for batch in place.log.batches():
+                self.deleted.add((topic, place.index, *_identity(batch.header)))
+        self.history.deleted.append((self.loop.time(), self._logs(topic)))
+        self.cluster.delete_topic(topic)
+        self.count["trouble: topic made again"] += 1
+        try:
+            await asyncio.sleep(apart)
+        finally:
+            self.cluster.create_topic(topic, partitions=self.plan.cluster["topics"][topic])
+            if then is not None:
+                self._fault(api="produce", topic=topic, partition=partition, error=then)
 
     def _kill_connections(self, node: int) -> None:
         self.count["trouble: connections killed"] += self.cluster.kill_connections(node)
@@ -1088,15 +1159,19 @@ class _World:
         # What the client has given up, but arrives.
         late = self.network.made[request.connection_id - 1].client.is_closing()
         places = set()
+        known_batches = len(request.batches)
         # What was refused in one transaction may leave its sequences to the next.
         transactions = self.producer._transactions
         number = 0 if transactions is None else transactions.number
         for batch in request.batches:
-            topic, index = str(batch.topic), batch.partition
+            topic, index = batch.topic, batch.partition
+            if topic is None:  # it was deleted
+                known_batches -= 1
+                continue
             places.add((topic, index))
             if batch.base_sequence < 0:
                 continue
-            identity = topic, index, batch.producer_id, batch.producer_epoch, batch.base_sequence
+            identity = topic, index, *_identity(batch)
             looks = batch.size_bytes, batch.record_count
             known = self.batches.setdefault((*identity, number), looks)
             if not late and known != looks:
@@ -1106,7 +1181,7 @@ class _World:
                 self.batches[*identity, number] = looks
             if late:
                 self.count["late batches"] += 1
-        if len(places) < len(request.batches):
+        if len(places) < known_batches:
             self.found("wire", "a request has two batches of one partition")
         self._check_memory()
         return False
@@ -1128,10 +1203,11 @@ class _World:
             topic = self.cluster._state.topics.get(str(batch.topic))
             if topic is None or batch.base_sequence < 0:
                 return False
-            identity = batch.producer_id, batch.producer_epoch, batch.base_sequence
+            identity = _identity(batch)
+            if (batch.topic, batch.partition, *identity) in self.deleted:
+                return False
             for stored in topic.partitions[batch.partition].log.batches():
-                header = stored.header
-                if identity == (header.producer_id, header.producer_epoch, header.base_sequence):
+                if identity == _identity(stored.header):
                     return False
         return bool(request.batches)
 
@@ -1165,6 +1241,30 @@ class _World:
         if producer._sequences is not None:
             count["epoch bumps"] += producer._sequences.epoch_bumps
         self.trace(sorted((name, value) for name, value in metrics.items() if _steady(name)))
+
+
+def _is_mendable(plan: Plan) -> bool:
+    """Whether each record that is taken must be acknowledged in the end."""
+    options = plan.options
+    return (
+        options["enable_idempotence"]
+        and options["delivery_timeout_ms"] >= PATIENT_MS
+        and not {"retries", "transactional_id"} & options.keys()
+        and "max_message_bytes" not in plan.cluster
+        and all(step.action != "close" for step in plan.steps)
+        and all(map(_passes, plan.troubles))
+    )
+
+
+def _passes(trouble: Trouble) -> bool:
+    error = trouble.arguments.get("error")
+    return trouble.kind != "max_message_bytes" and (
+        error is None or (trouble.arguments.get("api") == "produce" and error in RETRIABLE)
+    )
+
+
+def _identity(batch: BatchHeader | BatchSummary) -> tuple[int, int, int]:
+    return batch.producer_id, batch.producer_epoch, batch.base_sequence
 
 
 def _steady(metric: str) -> bool:
