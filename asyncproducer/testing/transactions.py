@@ -276,6 +276,9 @@ class Transactions:
         same_id = producer_id == known.producer_id
         if not same_id and not (repeated and producer_id == known.previous_producer_id):
             raise RequestRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if known.preparing:
+            # Before its epoch is looked at: it may be the next transaction's (KAFKA-18464).
+            raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         if not _may_end(known, producer_epoch, version=version, repeated=repeated):
             raise RequestRefused(ErrorCode.PRODUCER_FENCED)
         code = _outcome(known.state, commit=commit, version=version, repeated=repeated)
@@ -362,8 +365,6 @@ class Transactions:
 
 def _may_end(known: TransactionalId, epoch: int, *, version: int, repeated: bool) -> bool:
     """Whether the epoch of an EndTxn request is one that may ask this."""
-    if version >= 2 and known.preparing:
-        return repeated
     if version >= 2 and known.state in (_COMPLETE_COMMIT, _COMPLETE_ABORT) and repeated:
         return True
     return epoch == known.producer_epoch
@@ -375,9 +376,6 @@ def _outcome(
     """What EndTxn gets to hear: NONE, where it was done before. None: it is to be done now."""
     if state is _ONGOING:
         return None
-    if state in (_PREPARE_COMMIT, _PREPARE_ABORT):
-        agrees = commit is (state is _PREPARE_COMMIT)
-        return ErrorCode.CONCURRENT_TRANSACTIONS if agrees else ErrorCode.INVALID_TXN_STATE
     agrees = state is (_COMPLETE_COMMIT if commit else _COMPLETE_ABORT)
     if agrees and (repeated or version < 2):
         return ErrorCode.NONE
