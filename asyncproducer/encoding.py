@@ -119,6 +119,8 @@ class RecordSerializer:
         return self._checked(topic, data)
 
     def _checked(self, topic: str, result: Any, *, or_awaitable: bool = False) -> Any:
+        if isinstance(result, (bytearray, memoryview)):
+            return bytes(result)  # at once: its owner may use it again, for the value perhaps
         if result is None or isinstance(result, _SENDABLE):
             return result
         if or_awaitable and inspect.isawaitable(result):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import re
 import sys
 import warnings
@@ -56,6 +55,7 @@ from asyncproducer.errors import (
     again,
     error_name,
 )
+from asyncproducer.logs import guarded
 from asyncproducer.net.buffer_pool import Ticket
 from asyncproducer.records import Record, RecordMetadata
 
@@ -85,7 +85,7 @@ __all__ = ["REFUSALS", "Entry", "Front", "Intake", "Pending"]
 #: Whether this module runs compiled. A file that Python loads from source ends in .py.
 COMPILED = not __file__.endswith(".py")
 
-logger = logging.getLogger("asyncproducer")
+logger = guarded("asyncproducer")
 
 #: How many records that waited for metadata are appended before the loop may turn.
 _SERVED_AT_ONCE = 500
@@ -493,6 +493,7 @@ class Intake:
         self._open = True
         self._late = False
         self.openings += 1
+        self.serializing = 0  # what is left of the transaction before is refused when it is ready
 
     def shut(self, *, late: bool = False) -> None:
         """Take no more records. `late`: but those whose serializers are at work."""
@@ -688,10 +689,13 @@ class Intake:
         wait: bool,
     ) -> Delivery | Pending:
         """`pairs`: the headers, or what they are on the wire."""
+        openings = self.openings
         if value is not None and type(value) is not bytes:
             value = to_bytes(topic, "value", value)
+            self._check_open(openings)
         if key is not None and type(key) is not bytes:
             key = to_bytes(topic, "key", key)
+            self._check_open(openings)
         if not pairs:
             headers = NO_HEADERS
         elif isinstance(pairs, bytes):
@@ -713,6 +717,7 @@ class Intake:
                 when = time_ns() // 1_000_000
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
             when = timestamp_ms(timestamp)
+            self._check_open(openings)
         else:
             when = timestamp
         self._taken += size + _BYTES_PER_RECORD
@@ -860,7 +865,10 @@ class Intake:
         """Let the loop turn, for a task that has filled several batches in a row: answers must
         be read as well. Before its next record is taken, so that a cancellation finds nothing
         half done. Raises IllegalStateError where the next transaction has begun meanwhile."""
-        if self.breathing is asyncio.current_task():
+        breathing = self.breathing
+        if breathing is not None and breathing.done():
+            self.breathing = None
+        if breathing is asyncio.current_task():
             self.breathing = None
             openings = self.openings
             await asyncio.sleep(0)
@@ -1204,7 +1212,7 @@ class Intake:
         else:
             self._check_open(openings)
         finally:
-            self._serialized()
+            self._serialized(openings)
         if type(partition) is not int or not 0 <= partition < view.partition_count:
             raise InvalidPartition(
                 f"the partitioner {type(self.partitioner).__name__} returned {partition!r} for "
@@ -1238,7 +1246,7 @@ class Intake:
             self._check_open(openings)
             return self._enter_bytes(topic, value, key, pairs, partition, timestamp, True)
         finally:
-            self._serialized()
+            self._serialized(openings)
 
     async def _enter_awaited(
         self,
@@ -1252,6 +1260,7 @@ class Intake:
     ) -> Any:
         """`key` and `value`: as their serializers returned them, where nobody knew that they
         would have to be awaited."""
+        counted = self.openings
         self.serializing += 1
         late = value
         try:
@@ -1264,11 +1273,12 @@ class Intake:
         finally:
             if inspect.iscoroutine(late):
                 late.close()  # it was not begun, if that of the key has failed
-            self._serialized()
+            self._serialized(counted)
 
-    def _serialized(self) -> None:
-        """The user's code has ended that a commit waits for."""
-        self.serializing -= 1
+    def _serialized(self, openings: int) -> None:
+        """The user's code has ended that the commit of this opening's transaction waits for."""
+        if openings == self.openings:
+            self.serializing -= 1
         if not self._open:
             self._scheduler.wake()  # it may be what a commit waits for
 
@@ -1340,9 +1350,10 @@ class Intake:
     def _notify_refused(self, record: Record, error: BaseException) -> None:
         partition = record.partition if type(record.partition) is int else -1
         # The transaction hears of it right after them: a commit that they call waits until then.
+        openings = self.openings
         self.serializing += 1
         self._notify(RecordMetadata(record.topic, partition, -1, -1, -1, -1), error, ())
-        self._serialized()
+        self._serialized(openings)
 
     def _notify_later(self, delivery: Delivery, headers: tuple[Header, ...]) -> None:
         def done(delivery: Delivery) -> None:

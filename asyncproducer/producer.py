@@ -10,7 +10,6 @@ enter the accumulator in the order in which their callers came.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import warnings
@@ -60,6 +59,7 @@ from asyncproducer.errors import (
     again,
 )
 from asyncproducer.intake import Front, Intake, Pending, running_loop
+from asyncproducer.logs import guarded
 from asyncproducer.net.buffer_pool import BufferPool
 from asyncproducer.net.cluster import Cluster
 from asyncproducer.net.groups import committed_offsets
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Producer", "State"]
 
-logger = logging.getLogger("asyncproducer")
+logger = guarded("asyncproducer")
 
 #: What can be sent without a serializer.
 Plain: TypeAlias = bytes | bytearray | memoryview | str | None
@@ -990,6 +990,8 @@ class Producer(Front, Generic[K, V]):
         where nobody looked: then TransactionAborted is raised. Cancelled in the block: aborted.
         Cancelled at its end: the commit goes on, and `commit_transaction()` waits for its end.
         The block may end it by itself, too; who finds it aborted by another task is told.
+        Where its abort takes longer than `max_block_ms`, or is cancelled, that goes on: another
+        one can begin as soon as it is done.
 
         Raises what `begin_transaction` and `commit_transaction` raise. What the block raises goes
         on, with a note where it could not be aborted (then the broker does it, after
@@ -1073,6 +1075,11 @@ class Producer(Front, Generic[K, V]):
     def _is_unfinished(self, number: int) -> bool:
         """Whether the transaction of this number has no end yet, or will never have one."""
         return self._transactions is not None and self._transactions.is_unfinished(number)
+
+    def _leave_abort(self) -> None:
+        """Nobody asks again for an abort that has no end yet."""
+        if self._transactions is not None:
+            self._transactions.leave_abort()
 
     def _lost(self, error: BaseException) -> None:
         """A record will not be buffered: no transaction is committed without it."""

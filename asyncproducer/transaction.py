@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -27,21 +27,28 @@ _LIBRDKAFKA = b"CGMDv2:"
 _INT32, _INT64, _TEXT_BYTES = 2**31 - 1, 2**63 - 1, 2**15 - 1
 
 
+#: The blocks that this code runs in. What a block has started, a task or a callback, runs in it.
+_blocks: ContextVar[tuple[object, ...]] = ContextVar("asyncproducer.transaction", default=())
+
+
 class Transaction(Generic[K, V]):
     """`async with producer.transaction()`: see there."""
 
     def __init__(self, producer: Producer[K, V]) -> None:
         self._producer = producer
         self._number = 0
-        #: Who has asked for its end by an abort, last of all.
-        self._aborter: asyncio.Task[Any] | None = None
+        #: Whether somebody has asked for its abort, and whether that was the block itself.
+        self._is_aborted = self._knows = False
 
     async def __aenter__(self) -> Producer[K, V]:
         self._number = self._producer._begin(self._aborting)
+        self._is_aborted = self._knows = False
+        _blocks.set((*_blocks.get(), self))
         return self._producer
 
     def _aborting(self) -> None:
-        self._aborter = asyncio.current_task()
+        self._is_aborted = True
+        self._knows = self._knows or self in _blocks.get()
 
     async def __aexit__(
         self,
@@ -49,9 +56,10 @@ class Transaction(Generic[K, V]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        _blocks.set(tuple(block for block in _blocks.get() if block is not self))
         producer = self._producer
         if not producer._is_unfinished(self._number):
-            if exc is None and self._aborter not in (None, asyncio.current_task()):
+            if exc is None and self._is_aborted and not self._knows:
                 raise TransactionAborted(
                     "the transaction was aborted by another task, nothing of it counts"
                 )
@@ -71,10 +79,16 @@ class Transaction(Generic[K, V]):
 
     async def _abort_after(self, error: BaseException) -> None:
         """Abort because of `error`, which is what is raised then."""
+        if not self._producer._is_unfinished(self._number):
+            return  # somebody else has, and the next one may be open
         try:
             await self._producer.abort_transaction()
         except KafkaError as also:
+            self._producer._leave_abort()
             error.add_note(f"aborting the transaction failed: {also}")
+        except BaseException:
+            self._producer._leave_abort()
+            raise
 
 
 def group_metadata(group: Any) -> ConsumerGroupMetadata:

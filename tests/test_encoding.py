@@ -170,7 +170,20 @@ async def test_what_a_serializer_returns_must_be_bytes(result: Any, kind: str) -
         await serializer.awaited("orders", serializer("orders", 1, []))
 
 
-@pytest.mark.parametrize("result", [b"a", bytearray(b"a"), memoryview(b"a"), "a", None])
+@pytest.mark.parametrize("result", [bytearray(b"a"), memoryview(bytearray(b"a"))])
+async def test_what_a_serializer_may_use_again_is_copied_at_once(result: Any) -> None:
+    async def later(value: Any) -> Any:
+        return result
+
+    data = [
+        call(lambda value: result, 1),
+        await RecordSerializer(later, "key").awaited("orders", call(later, 1)),
+    ]
+    result[:] = b"b"
+    assert data == [b"a", b"a"]
+
+
+@pytest.mark.parametrize("result", [b"a", "a", None])
 async def test_a_serializer_may_return_what_needs_none(result: Any) -> None:
     async def later(value: Any) -> Any:
         return result

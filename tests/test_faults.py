@@ -1063,6 +1063,35 @@ def test_loop_closed_with_tasks_pending(waits: bool) -> None:
     gc.collect()
 
 
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+async def test_a_log_handler_that_raises_costs_no_record(
+    network: MemoryNetwork, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Four batches in one request are to be sent again, and each is logged."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+            raise error
+
+    seen: list[str] = []
+    monkeypatch.setattr(logging.getLogger("asyncproducer"), "handlers", [Broken()])
+    monkeypatch.setattr(logging.getLogger("asyncproducer"), "level", logging.DEBUG)
+    async with (
+        EmbeddedCluster(topics={"t": 4}, network=network) as cluster,
+        Producer(cluster.bootstrap_servers, connector=network, linger_ms=30) as producer,
+    ):
+        for partition in range(4):
+            await producer.send("t", b"0", partition=partition)
+        cluster.inject("produce", error="NOT_LEADER_OR_FOLLOWER")
+        began = asyncio.get_running_loop().time()
+        sends = [producer.send("t", b"1", partition=partition) for partition in range(4)]
+        assert [sent.offset for sent in await asyncio.gather(*sends)] == [1] * 4
+        assert asyncio.get_running_loop().time() < began + 1
+        assert producer.health.buffered_bytes == 0
+    assert any("is repeated: NOT_LEADER_OR_FOLLOWER" in line for line in seen)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("by", ["callback", "interceptor"])
 def test_a_program_is_ended_by_who_hears_that_the_loop_was_closed(by: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -220,6 +221,253 @@ async def test_a_block_hears_that_another_task_has_aborted_its_transaction(
         if goes_on:
             await producer.abort_transaction()
         await works(cluster, producer)
+
+
+@pytest.mark.parametrize(
+    "aborts",
+    [
+        # In Python 3.11 it makes a task.
+        lambda tx: asyncio.wait_for(tx.abort_transaction(), 5),  # noqa: TID251
+        lambda tx: asyncio.gather(tx.abort_transaction()),
+        lambda tx: asyncio.create_task(tx.abort_transaction()),
+    ],
+    ids=["wait_for", "gather", "task"],
+)
+async def test_a_block_that_aborts_by_what_it_has_started_knows_of_it(
+    cluster: EmbeddedCluster, new: New, version: int, aborts: Any
+) -> None:
+    async with new() as producer:
+        async with producer.transaction() as tx:
+            await tx.enqueue("t", b"1")
+            await aborts(tx)
+        await works(cluster, producer)
+
+
+async def test_a_block_that_aborts_knows_of_it_whoever_else_does(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new() as producer:
+        begun = asyncio.Event()
+
+        async def other() -> None:
+            await begun.wait()
+            await producer.abort_transaction()
+
+        task = asyncio.create_task(other())
+        async with producer.transaction() as tx:
+            await tx.send("t", b"1")
+            begun.set()
+            await tx.abort_transaction()
+            await task
+        await works(cluster, producer)
+
+
+async def test_what_became_of_a_block_is_forgotten_when_it_is_used_again(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new() as producer:
+        begun = asyncio.Event()
+
+        async def other() -> None:
+            await begun.wait()
+            await producer.abort_transaction()
+
+        task = asyncio.create_task(other())
+        block = producer.transaction()
+        with pytest.raises(TransactionAborted, match="by another task"):
+            async with block as tx:
+                await tx.send("t", b"1")
+                begun.set()
+                await task
+        async with block as tx:
+            await tx.enqueue("t", b"2")
+            await tx.commit_transaction()
+        assert committed(cluster) == [b"2"]
+
+
+async def test_the_end_of_a_block_leaves_the_transaction_of_another_task_alone(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """Both have heard that the commit failed, and the other one has begun anew at once."""
+    async with new(max_block_ms=1000) as producer:
+        ready = asyncio.Event()
+
+        async def other() -> None:
+            await ready.wait()
+            with pytest.raises(TransactionAborted):
+                await producer.commit_transaction()
+            await producer.abort_transaction()
+            await producer.begin_transaction()
+            await producer.enqueue("t", b"next")
+            await asyncio.sleep(0.5)
+            await producer.commit_transaction()
+
+        task = asyncio.create_task(other())
+        with pytest.raises(TransactionAborted):
+            async with producer.transaction() as tx:
+                waits = asyncio.create_task(tx.send("nowhere", b"1"))
+                await turns()
+                ready.set()
+                await asyncio.sleep(0.1)
+        await task
+        await asyncio.gather(waits, return_exceptions=True)
+        assert committed(cluster) == [b"next"]
+
+
+@pytest.mark.parametrize("how", ["timed out", "cancelled"])
+async def test_after_an_abort_that_a_block_did_not_wait_for_the_next_one_can_begin(
+    cluster: EmbeddedCluster, new: New, version: int, how: str
+) -> None:
+    """As soon as it is done. Nobody who uses blocks would ask for its end."""
+    async with new(max_block_ms=1000) as producer:
+
+        async def block() -> None:
+            async with producer.transaction() as tx:
+                await tx.send("t", b"1")
+                cluster.inject("end_txn", delay=3)
+                raise KeyError
+
+        task = asyncio.create_task(block())
+        await asyncio.sleep(0.5)
+        if how == "cancelled":
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else KeyError):
+            await task
+        with pytest.raises(IllegalStateError, match="the end of abort_transaction"):
+            await producer.begin_transaction()
+        await asyncio.sleep(5)
+        await works(cluster, producer)
+
+
+async def test_markers_of_the_transaction_before_do_not_fence_who_aborts_the_next(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    async with new() as producer:
+        cluster.set_marker_delay(50)
+        async with producer.transaction() as tx:
+            await tx.enqueue("t", b"1")
+        with pytest.raises(KeyError):
+            async with producer.transaction() as tx:
+                await tx.enqueue("t4", b"2")
+                await asyncio.sleep(0.01)
+                raise KeyError
+        cluster.set_marker_delay(0)
+        await works(cluster, producer)
+
+
+async def test_a_commit_does_not_wait_for_serializers_of_the_transaction_before(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    gate = asyncio.Event()
+
+    async def serialize(value: bytes) -> bytes:
+        if value == b"slow":
+            await gate.wait()
+        return value
+
+    async with new(value_serializer=serialize, max_block_ms=1000) as producer:
+        await producer.begin_transaction()
+        slow = asyncio.create_task(producer.enqueue("t", b"slow"))
+        await turns()
+        await producer.abort_transaction()
+        await works(cluster, producer)
+        # And when it is done, the one that waits for its own goes on waiting.
+        async with producer.transaction() as tx:
+            own = asyncio.create_task(tx.enqueue("t", b"slow"))
+            await turns()
+            gate.set()
+        with pytest.raises(IllegalStateError, match="ended before the record was ready"):
+            await slow
+        assert (await (await own)).offset == 0
+        assert committed(cluster) == [b"slow"]
+
+
+class Unshown(Exception):
+    """Raises where it is shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+    __str__ = __repr__
+
+
+class UnshownRefusal(SerializationError, Unshown):
+    """As one of ours."""
+
+    __repr__ = __str__ = Unshown.__repr__
+
+
+@pytest.mark.parametrize("error", [Unshown, UnshownRefusal])
+async def test_a_record_is_refused_with_an_error_that_cannot_be_shown(
+    cluster: EmbeddedCluster, new: New, version: int, error: type[Exception]
+) -> None:
+    def headers() -> Iterator[tuple[str, bytes]]:
+        raise error
+        yield
+
+    async with new() as producer:
+        await producer.begin_transaction()
+        with pytest.raises(error):
+            await producer.send("t", b"1", headers=headers())
+        with pytest.raises(TransactionAborted, match=error.__name__):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await works(cluster, producer)
+
+
+class Zone(datetime.tzinfo):
+    """Ends the transaction when it is asked."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.end = end
+
+    def utcoffset(self, when: datetime.datetime | None) -> datetime.timedelta:
+        self.end()
+        return datetime.timedelta(0)
+
+    def dst(self, when: datetime.datetime | None) -> None:
+        return None
+
+    def tzname(self, when: datetime.datetime | None) -> None:
+        return None
+
+
+class Text(str):
+    """The same."""
+
+    end: Callable[[], None]
+
+    def encode(self, *_: Any) -> bytes:
+        self.end()
+        return b"late"
+
+
+@pytest.mark.parametrize("what", ["timestamp", "value", "key"])
+async def test_a_record_whose_parts_end_its_transaction_is_in_none(
+    cluster: EmbeddedCluster, new: New, version: int, what: str
+) -> None:
+    async with new() as producer:
+        await producer.warm_up("t")
+
+        def end() -> None:
+            for step in (producer.abort_transaction(), producer.begin_transaction()):
+                with pytest.raises(StopIteration):
+                    step.send(None)  # no broker has heard of it: nothing is waited for
+
+        text = Text("late")
+        text.end = end
+        await producer.begin_transaction()
+        with pytest.raises(IllegalStateError, match="ended before the record was ready"):
+            if what == "timestamp":
+                when = datetime.datetime(2026, 1, 1, tzinfo=Zone(end))
+                await producer.enqueue("t", b"late", timestamp=when)
+            elif what == "key":
+                await producer.enqueue("t", b"late", key=text)
+            else:
+                await producer.enqueue("t", text)
+        await producer.abort_transaction()
+        await works(cluster, producer)
+        assert stored(cluster) == []
 
 
 async def test_a_block_whose_error_ended_it_goes_on_with_that_where_another_task_aborted(

@@ -15,11 +15,11 @@ it has `call_soon`, no more.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator
 from typing import Any
 
 from asyncproducer.errors import DeliveryError, IllegalStateError, Persisted
+from asyncproducer.logs import guarded
 from asyncproducer.records import RecordMetadata
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "raise_later",
 ]
 
-logger = logging.getLogger("asyncproducer")
+logger = guarded("asyncproducer")
 
 #: The states of an outcome. Each final one is set exactly once.
 PENDING = 0

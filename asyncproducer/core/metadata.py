@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
@@ -18,6 +17,7 @@ from asyncproducer.core.answers import (
 )
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.errors import ErrorCode, IllegalStateError
+from asyncproducer.logs import guarded
 
 if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
@@ -35,7 +35,7 @@ __all__ = [
     "TopicUpdate",
 ]
 
-logger = logging.getLogger("asyncproducer.core.metadata")
+logger = guarded("asyncproducer.core.metadata")
 
 #: Older Metadata responses may carry an epoch that an older controller wrote (KAFKA-9212).
 FIRST_VERSION_WITH_RELIABLE_EPOCHS = 9

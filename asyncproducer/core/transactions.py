@@ -57,6 +57,7 @@ from asyncproducer.errors import (
     UnsupportedVersionError,
     again,
 )
+from asyncproducer.logs import guarded
 from asyncproducer.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 __all__ = [
@@ -77,7 +78,7 @@ __all__ = [
     "TxnRequest",
 ]
 
-logger = logging.getLogger("asyncproducer.transactions")
+logger = guarded("asyncproducer.transactions")
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
@@ -174,13 +175,15 @@ _OF_A_TRANSACTION = (*_MEET_MARKERS, Kind.END)
 class Operation:
     """What a call waits for: until `done`, then `error` says how it ended."""
 
-    __slots__ = ("arguments", "done", "error", "name")
+    __slots__ = ("arguments", "done", "error", "left", "name")
 
     def __init__(self, name: str, arguments: Any = None) -> None:
         self.name = name
         self.arguments = arguments
         self.done = False
         self.error: KafkaError | None = None
+        #: Whether nobody will ask for its end.
+        self.left = False
 
     def finish(self, error: KafkaError | None = None) -> None:
         """The first end counts."""
@@ -369,6 +372,8 @@ class TransactionManager:
     def check(self, call: str) -> None:
         """Raise if `call` is not allowed now. Whatever is raised names the call and the state."""
         state, ending = self.state, self._ending
+        if ending is not None and ending.left and ending.done and ending.error is None:
+            self._ending = ending = None
         if ending is None and state in CALLS[call]:
             return
         refused = f"{call}() is not allowed in state {state.name}: "
@@ -487,6 +492,11 @@ class TransactionManager:
             self._offsets.remove(operation)
         if operation is self._last_offsets:
             self._last_offsets = None
+
+    def leave_abort(self) -> None:
+        """Nobody will ask for the end of the abort that is under way: what it does is clear."""
+        if self._ending is not None and self._ending.name == ABORT:
+            self._ending.left = True
 
     def give_up_ending(self) -> None:
         """Nobody will ask for the end of the last call any more: the producer is being closed."""
@@ -736,7 +746,8 @@ class TransactionManager:
         if action is TxnAction.BUMP:
             possible = self.can_bump or self.version_two
             action = TxnAction.ABORTABLE if possible else TxnAction.FATAL
-        if action is TxnAction.ABORTABLE and request.commit and request.attempts > 0:
+        ends = action not in (TxnAction.REPEAT, TxnAction.FIND)
+        if ends and request.commit and request.attempts > 0:
             # Asked before, perhaps with success: to call it aborted could be wrong.
             action = TxnAction.FATAL
             error = _because(f"nobody knows whether the transaction was committed: {error}", error)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from asyncproducer.core.metadata import Node
 from asyncproducer.errors import ConnectionFailed, KafkaError, ProtocolError
+from asyncproducer.logs import guarded
 
 if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bootstrap", "CanonicalName"]
 
-logger = logging.getLogger("asyncproducer.net.cluster")
+logger = guarded("asyncproducer.net.cluster")
 
 CanonicalName = Callable[["Address"], Awaitable[str]]
 

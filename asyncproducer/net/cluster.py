@@ -40,6 +40,7 @@ from asyncproducer.errors import (
     UnsupportedVersionError,
     error_name,
 )
+from asyncproducer.logs import guarded
 from asyncproducer.net.bootstrap import Bootstrap, CanonicalName
 from asyncproducer.net.connection import Connection
 from asyncproducer.net.link import BrokerLink, LinkState
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster"]
 
-logger = logging.getLogger("asyncproducer.net.cluster")
+logger = guarded("asyncproducer.net.cluster")
 
 R = TypeVar("R")
 

@@ -18,7 +18,6 @@ Callbacks run synchronously. They may call any method, `send` and `close` includ
 from __future__ import annotations
 
 import asyncio
-import logging
 import random as random_module
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from asyncproducer.errors import (
     ProtocolError,
     RequestTimedOut,
 )
+from asyncproducer.logs import guarded
 from asyncproducer.net import handshake, security
 from asyncproducer.net.frames import FrameReader, frame
 from asyncproducer.net.in_flight import InFlight, OnDone, Pending
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TRANSITIONS", "Connection", "ConnectionState"]
 
-logger = logging.getLogger("asyncproducer.net.connection")
+logger = guarded("asyncproducer.net.connection")
 
 R = TypeVar("R")
 

@@ -16,13 +16,13 @@ is in flight.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from asyncproducer.errors import AuthenticationError, ConnectionFailed, KafkaError
+from asyncproducer.logs import guarded
 from asyncproducer.net.addresses import AddressRotation
 from asyncproducer.net.waiting import Alarm
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerLink", "LinkOwner", "LinkState"]
 
-logger = logging.getLogger("asyncproducer.net.cluster")
+logger = guarded("asyncproducer.net.cluster")
 
 #: How often a retired connection is looked at. It ends with its last response, and
 #: nobody else is told of that one.

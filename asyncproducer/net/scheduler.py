@@ -37,6 +37,7 @@ from asyncproducer.errors import (
     UnsupportedVersionError,
     error_name,
 )
+from asyncproducer.logs import guarded
 
 if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Scheduler"]
 
-logger = logging.getLogger("asyncproducer.net.scheduler")
+logger = guarded("asyncproducer.net.scheduler")
 
 _NEVER = float("inf")
 

@@ -11,7 +11,6 @@ cancellation stops the operation: the same call again goes on waiting.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import TYPE_CHECKING
@@ -41,6 +40,7 @@ from asyncproducer.errors import (
     TransactionTimeout,
     again,
 )
+from asyncproducer.logs import guarded
 from asyncproducer.net.waiting import Changes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Transactions"]
 
-logger = logging.getLogger("asyncproducer.transactions")
+logger = guarded("asyncproducer.transactions")
 
 _S = TransactionState
 
@@ -200,6 +200,10 @@ class Transactions:
             self._on_abort()
         await self._call("abort", operation, began)
 
+    def leave_abort(self) -> None:
+        """Nobody asks again for an abort that has no end yet."""
+        self._manager.leave_abort()
+
     async def _call(self, name: str, operation: Operation, began: float) -> None:
         self._go(began)
         await self._wait(operation, began + self._max_block)
@@ -242,11 +246,15 @@ class Transactions:
     def refused(self, error: BaseException) -> None:
         """A record was refused before it was buffered."""
         if isinstance(error, KafkaError):
-            self._doom(error)
-        else:
-            refusal = RecordError(f"a record was refused: {error!r}")
-            refusal.__cause__ = error
-            self._doom(refusal)
+            what = _shown(error, str)
+            if what is not None:
+                self._doom(error)
+                return
+        refusal = RecordError(
+            f"a record was refused: {_shown(error, repr) or type(error).__name__}"
+        )
+        refusal.__cause__ = error
+        self._doom(refusal)
 
     def _doom(self, error: KafkaError) -> None:
         self._manager.abortable(error)
@@ -397,3 +405,11 @@ class Transactions:
             ProducerClosed("the producer was closed before the end of the transaction was known")
         )
         self._changes.tell()
+
+
+def _shown(error: BaseException, how: Callable[[BaseException], str]) -> str | None:
+    """None where the user's own exception cannot be shown: it may raise then, too."""
+    try:
+        return how(error)
+    except Exception:
+        return None
