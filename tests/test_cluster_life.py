@@ -146,8 +146,9 @@ async def test_an_answer_about_the_old_topic_lets_nobody_overtake_in_the_new_one
         assert values(cluster) == [b"2", b"3", b"4"]
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
 async def test_a_leader_that_the_old_topic_had_is_not_asked_for_the_new_one(
-    network: MemoryNetwork,
+    network: MemoryNetwork, idempotent: bool
 ) -> None:
     """The hint comes late, and its epoch is newer than those of the new topic."""
     async with (
@@ -158,6 +159,7 @@ async def test_a_leader_that_the_old_topic_had_is_not_asked_for_the_new_one(
             linger_ms=0,
             metadata_max_age_ms=1000,
             request_timeout_ms=3000,
+            enable_idempotence=idempotent,
         ) as producer,
     ):
         for partition in range(3):

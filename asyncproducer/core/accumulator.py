@@ -262,12 +262,11 @@ class Accumulator:
             )
             self.topics[view.name] = state
             return state
-        if self._sequences is not None and not (
-            state.known and state.view.topic_id == view.topic_id
-        ):
+        if not (state.known and state.view.topic_id == view.topic_id):
             for queue in state.queues:
                 if queue is not None:
-                    queue.sequences.maybe_forgotten = True
+                    if self._sequences is not None:
+                        queue.sequences.maybe_forgotten = True
                     for batch in queue.in_flight:
                         batch.sent_to = GONE
         state.view = view
