@@ -32,6 +32,7 @@ __all__ = [
     "partitioner_of",
     "timestamp_ms",
     "to_bytes",
+    "unchanging",
 ]
 
 
@@ -119,10 +120,8 @@ class RecordSerializer:
         return self._checked(topic, data)
 
     def _checked(self, topic: str, result: Any, *, or_awaitable: bool = False) -> Any:
-        if isinstance(result, (bytearray, memoryview)):
-            return bytes(result)  # at once: its owner may use it again, for the value perhaps
         if result is None or isinstance(result, _SENDABLE):
-            return result
+            return unchanging(result)  # its owner may use it again, for the value perhaps
         if or_awaitable and inspect.isawaitable(result):
             return result
         raise SerializationError(
@@ -175,6 +174,11 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
 
 def _signature_of(function: Any) -> str:
     return f"; it is called as {inspect.signature(function)}" if callable(function) else ""
+
+
+def unchanging(data: Any) -> Any:
+    """A copy of bytes that can be changed: of what is to be read later."""
+    return bytes(data) if isinstance(data, (bytearray, memoryview)) else data
 
 
 def to_bytes(topic: str, what: str, data: Any) -> bytes:

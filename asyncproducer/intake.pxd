@@ -147,6 +147,7 @@ cdef class Intake:
     cdef Py_ssize_t _certain_size
     cdef dict _lines
     cdef dict _absent
+    cdef object _declined
     cdef Py_ssize_t _taken
     cdef bint _settling
     cdef object __weakref__

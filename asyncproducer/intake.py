@@ -38,6 +38,7 @@ from asyncproducer.encoding import (
     partitioner_of,
     timestamp_ms,
     to_bytes,
+    unchanging,
 )
 from asyncproducer.errors import (
     AuthorizationError,
@@ -474,6 +475,8 @@ class Intake:
         self._lines: dict[str, OrderedDict[Pending, None]] = {}
         #: Records for partitions that their topics do not have (yet).
         self._absent: dict[str, OrderedDict[Pending, None]] = {}
+        #: What somebody is told who does not wait. His own code may raise the same.
+        self._declined: BaseException | None = None
         #: What came in since the loop has turned.
         self._taken = 0
         self._settling = False
@@ -541,7 +544,8 @@ class Intake:
         except BaseException as error:
             # Nothing was waited for: a CancelledError is what the user's own code has raised. That
             # somebody who does not wait would have to is an answer, no harm to his transaction.
-            declined = not wait and isinstance(error, (BufferFull, MetadataNotReady))
+            declined = error is self._declined
+            self._declined = None
             self._refuse(topic, error, -1 if declined else self.openings)
             raise
 
@@ -652,6 +656,10 @@ class Intake:
         if self._async_serializers and not wait:
             raise SerializationError(_CANNOT_WAIT)
         openings = self.openings
+        if self._key_serializer is None:
+            key = unchanging(key)
+        if self._value_serializer is None:
+            value = unchanging(value)
         try:
             if self._key_serializer is not None:
                 key = self._key_serializer(topic, key, pairs)
@@ -756,7 +764,8 @@ class Intake:
             if delivery is not None:
                 return delivery
         if not wait:
-            raise self._buffer_full()
+            self._declined = self._buffer_full()
+            raise self._declined
         return self._enter_pool(state, None if place < 0 else place, when, key, value, headers)
 
     def enter_rows(self, rows: Rows, first: int) -> int:
@@ -965,7 +974,10 @@ class Intake:
         if not wait or self._max_block == 0:
             if denied is not None:
                 raise denied
-            raise self.metadata_timeout(pending) if wait else self._not_ready(pending)
+            if wait:
+                raise self.metadata_timeout(pending)
+            self._declined = self._not_ready(pending)
+            raise self._declined
         pending.future = self._loop.create_future()
         pending.timer = self._loop.call_at(pending.deadline, self._metadata_timed_out, pending)
         if line is None:
@@ -1073,7 +1085,8 @@ class Intake:
                 pending.resolve(delivery)
                 return delivery
         if not wait:
-            raise self._buffer_full()
+            self._declined = self._buffer_full()
+            raise self._declined
         self._join_pool(pending)
         return pending
 
@@ -1235,6 +1248,10 @@ class Intake:
         self._check_open(openings)
         self.serializing += 1
         try:
+            if self._key_serializer is None:
+                key = unchanging(key)
+            if self._value_serializer is None:
+                value = unchanging(value)
             if self._key_serializer is not None:
                 key = self._key_serializer(topic, key, pairs)
                 if _is_late(key):

@@ -1055,7 +1055,7 @@ class Producer(Front, Generic[K, V]):
 
         Waits at most `max_block_ms`. When that is over, or cancelled: it goes on, a commit waits
         for it, and the same call again waits for its end. If it fails, the transaction can only
-        be aborted.
+        be aborted; arguments that are refused (TypeError, ValueError) change nothing.
 
         Raises TypeError, ValueError, TransactionAborted (its `code` says why), TransactionTimeout,
         IllegalStateError, ProducerStateError. ProducerFenced or another fatal error, also one that

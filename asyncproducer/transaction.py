@@ -189,7 +189,13 @@ def offset_map(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
             f"offsets is of type {type(offsets).__name__}: give a mapping from TopicPartition to "
             "the offset of the next record, or a list of confluent-kafka's TopicPartition"
         )
-    return dict(pairs)
+    found: dict[TopicPartition, OffsetAndMetadata] = {}
+    for key, value in pairs:
+        if found.setdefault(key, value) != value:
+            raise ValueError(
+                f"offsets has two for {key}, {found[key].offset} and {value.offset}: give one"
+            )
+    return found
 
 
 def place(given: Any) -> TopicPartition:

@@ -24,6 +24,7 @@ from asyncproducer import (
     BatchDeliveryError,
     BrokerError,
     BufferFull,
+    BufferTimeout,
     ConsumerGroupMetadata,
     DeliveryError,
     DeliveryTimeout,
@@ -450,9 +451,9 @@ async def test_a_record_whose_parts_end_its_transaction_is_in_none(
         await producer.warm_up("t")
 
         def end() -> None:
-            for step in (producer.abort_transaction(), producer.begin_transaction()):
-                with pytest.raises(StopIteration):
-                    step.send(None)  # no broker has heard of it: nothing is waited for
+            producer.abort_transaction().send(None)  # it is over: no broker has heard of it
+            with pytest.raises(StopIteration):
+                producer.begin_transaction().send(None)
 
         text = Text("late")
         text.end = end
@@ -468,6 +469,77 @@ async def test_a_record_whose_parts_end_its_transaction_is_in_none(
         await producer.abort_transaction()
         await works(cluster, producer)
         assert stored(cluster) == []
+
+
+@pytest.mark.parametrize("how", ["send", "enqueue", "send_many", "send_offsets"])
+@pytest.mark.parametrize("ends", ["aborts", "commits"])
+async def test_what_a_block_has_begun_and_not_waited_for_is_not_of_the_next(
+    cluster: EmbeddedCluster, new: New, version: int, how: str, ends: str
+) -> None:
+    """Also where no broker has heard of the first one, whose end waits for nothing."""
+    async with new() as producer:
+        await producer.warm_up("t")
+        calls: dict[str, Callable[[], Any]] = {
+            "send": lambda: producer.send("t", b"late"),
+            "enqueue": lambda: producer.enqueue("t", b"late"),
+            "send_many": lambda: producer.send_many("t", [b"late"]),
+            "send_offsets": lambda: producer.send_offsets(OFFSETS, "g"),
+        }
+
+        async def late() -> None:
+            await calls[how]()
+
+        await producer.begin_transaction()
+        task = asyncio.create_task(late())
+        if ends == "aborts":
+            await producer.abort_transaction()
+        else:
+            await producer.commit_transaction()
+        async with producer.transaction() as tx:
+            await tx.send("t", b"next")
+        outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+        first = ends == "commits" and outcome is None
+        assert isinstance(outcome, KafkaError) or first
+        assert committed(cluster) == [b"next"]
+        assert cluster.committed_offsets("g") == {}
+
+
+@pytest.mark.parametrize("error", [BufferFull, BufferTimeout, MetadataNotReady, MetadataTimeout])
+async def test_what_users_code_raises_is_no_answer_to_who_does_not_wait(
+    cluster: EmbeddedCluster, new: New, version: int, error: type[KafkaError]
+) -> None:
+    """It has the same type, and yet the record is missing for another reason."""
+
+    def headers() -> Iterator[tuple[str, bytes]]:
+        raise error("of another producer")
+        yield
+
+    async with new() as producer:
+        await producer.warm_up("t")
+        with pytest.raises(TransactionAborted):
+            async with producer.transaction() as tx:
+                with pytest.raises(error):
+                    tx.send_nowait("t", b"1", headers=headers())
+        await works(cluster, producer)
+
+
+async def test_a_key_that_is_changed_while_the_value_is_awaited(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Its owner may do that after the call."""
+
+    async def serialize(value: bytes) -> bytes:
+        await asyncio.sleep(1)
+        return value
+
+    async with new_producer(value_serializer=serialize) as producer:
+        key = bytearray(b"key")
+        sending = asyncio.ensure_future(producer.send("t", b"value", key=key))
+        await asyncio.sleep(0.5)
+        key[:] = b"YYY"
+        await sending
+    (record,) = cluster.records("t")
+    assert record.key == b"key"
 
 
 async def test_a_block_whose_error_ended_it_goes_on_with_that_where_another_task_aborted(
@@ -996,6 +1068,7 @@ def test_groups_are_taken_as_consumers_give_them(
         ({("in", 0): "5"}, "g", "is '5': give an int"),
         ({("in", 0): True}, "g", "is True: give an int"),
         ({("in", 0): -1}, "g", "cannot be less than 0"),
+        ([Confluent("in", 0, 5), Confluent("in", 0, 6)], "g", "has two for in-0, 5 and 6"),
         ({("in", 0): 2**63}, "g", "the offset of .* must be from 0 to"),
         ({("in", 2**31): 5}, "g", "the partition of 'in' is 2147483648"),
         ({("in\ud800", 0): 5}, "g", "the topic of an offset is .* no text"),
@@ -2039,7 +2112,7 @@ async def test_a_record_whose_own_code_aborts_its_transaction_is_in_no_other(
     code, producer = own
 
     async def end() -> None:
-        await producer.abort_transaction()
+        producer.abort_transaction().send(None)  # it is over; the turn of the others is not awaited
         if restarts:
             await producer.begin_transaction()
 
@@ -2280,7 +2353,7 @@ async def test_records_that_let_the_loop_turn_do_not_go_on_in_the_next_transacti
         await asyncio.sleep(0)  # it has taken in so much that others have their turn
         await producer.abort_transaction()
         await producer.begin_transaction()
-        with pytest.raises(IllegalStateError, match="sent in has ended"):
+        with pytest.raises(IllegalStateError, match=r"state READY"):
             await sending
         await producer.commit_transaction()
         assert stored(cluster) == []

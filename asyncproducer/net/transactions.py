@@ -215,7 +215,12 @@ class Transactions:
         self._scheduler.wake()
 
     async def _wait(self, operation: Operation, deadline: float) -> None:
-        if deadline <= self._loop.time():
+        if operation.done:
+            self._manager.observed(operation)
+            # No broker was asked. What was begun within the transaction, and has not had its turn
+            # yet, has it now: it is not to run in the next one.
+            await asyncio.sleep(0)
+        elif deadline <= self._loop.time():
             await asyncio.sleep(0)  # who does not wait and asks again lets it go on all the same
         while not operation.done:
             if self._loop.time() >= deadline:
