@@ -48,6 +48,7 @@ from asyncproducer.errors import (
     IllegalStateError,
     InvalidPartition,
     InvalidTopic,
+    KafkaError,
     MetadataNotReady,
     MetadataTimeout,
     RecordError,
@@ -475,8 +476,8 @@ class Intake:
         self._lines: dict[str, OrderedDict[Pending, None]] = {}
         #: Records for partitions that their topics do not have (yet).
         self._absent: dict[str, OrderedDict[Pending, None]] = {}
-        #: What somebody is told who does not wait. His own code may raise the same.
-        self._declined: BaseException | None = None
+        #: What somebody is told who does not wait.
+        self._declined: KafkaError | None = None
         #: What came in since the loop has turned.
         self._taken = 0
         self._settling = False
@@ -656,10 +657,7 @@ class Intake:
         if self._async_serializers and not wait:
             raise SerializationError(_CANNOT_WAIT)
         openings = self.openings
-        if self._key_serializer is None:
-            key = unchanging(key)
-        if self._value_serializer is None:
-            value = unchanging(value)
+        key, value = self._kept(key, value)
         try:
             if self._key_serializer is not None:
                 key = self._key_serializer(topic, key, pairs)
@@ -673,6 +671,14 @@ class Intake:
                 if inspect.iscoroutine(data):
                     data.close()  # nobody awaits it
             raise
+        return key, value
+
+    def _kept(self, key: Any, value: Any) -> tuple[Any, Any]:
+        """What is not serialized as it is now: a serializer of the other one may take its time."""
+        if self._key_serializer is None:
+            key = unchanging(key)
+        if self._value_serializer is None:
+            value = unchanging(value)
         return key, value
 
     def _check_open(self, openings: int) -> None:
@@ -764,8 +770,7 @@ class Intake:
             if delivery is not None:
                 return delivery
         if not wait:
-            self._declined = self._buffer_full()
-            raise self._declined
+            raise self._decline(self._buffer_full())
         return self._enter_pool(state, None if place < 0 else place, when, key, value, headers)
 
     def enter_rows(self, rows: Rows, first: int) -> int:
@@ -862,6 +867,11 @@ class Intake:
         """Somebody else than a caller of ours appended: let the scheduler know, if need be."""
         if self.accumulator.news:
             self._scheduler.wake()
+
+    def _decline(self, error: KafkaError) -> KafkaError:
+        """The answer to who does not wait, so that `enter` knows it from what his code raises."""
+        self._declined = error
+        return error
 
     def _buffer_full(self) -> BufferFull:
         self._pool.turned_away()
@@ -976,8 +986,7 @@ class Intake:
                 raise denied
             if wait:
                 raise self.metadata_timeout(pending)
-            self._declined = self._not_ready(pending)
-            raise self._declined
+            raise self._decline(self._not_ready(pending))
         pending.future = self._loop.create_future()
         pending.timer = self._loop.call_at(pending.deadline, self._metadata_timed_out, pending)
         if line is None:
@@ -1085,8 +1094,7 @@ class Intake:
                 pending.resolve(delivery)
                 return delivery
         if not wait:
-            self._declined = self._buffer_full()
-            raise self._declined
+            raise self._decline(self._buffer_full())
         self._join_pool(pending)
         return pending
 
@@ -1248,10 +1256,7 @@ class Intake:
         self._check_open(openings)
         self.serializing += 1
         try:
-            if self._key_serializer is None:
-                key = unchanging(key)
-            if self._value_serializer is None:
-                value = unchanging(value)
+            key, value = self._kept(key, value)
             if self._key_serializer is not None:
                 key = self._key_serializer(topic, key, pairs)
                 if _is_late(key):

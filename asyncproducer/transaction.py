@@ -84,11 +84,9 @@ class Transaction(Generic[K, V]):
         try:
             await self._producer.abort_transaction()
         except KafkaError as also:
-            self._producer._leave_abort()
             error.add_note(f"aborting the transaction failed: {also}")
-        except BaseException:
+        finally:
             self._producer._leave_abort()
-            raise
 
 
 def group_metadata(group: Any) -> ConsumerGroupMetadata:

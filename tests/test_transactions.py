@@ -244,17 +244,22 @@ async def test_a_block_that_aborts_by_what_it_has_started_knows_of_it(
         await works(cluster, producer)
 
 
+def another_aborts(producer: Producer[Any, Any]) -> tuple[asyncio.Event, asyncio.Task[None]]:
+    """A task that does, when the event is set; it was there before the transaction."""
+    begun = asyncio.Event()
+
+    async def other() -> None:
+        await begun.wait()
+        await producer.abort_transaction()
+
+    return begun, asyncio.create_task(other())
+
+
 async def test_a_block_that_aborts_knows_of_it_whoever_else_does(
     cluster: EmbeddedCluster, new: New, version: int
 ) -> None:
     async with new() as producer:
-        begun = asyncio.Event()
-
-        async def other() -> None:
-            await begun.wait()
-            await producer.abort_transaction()
-
-        task = asyncio.create_task(other())
+        begun, task = another_aborts(producer)
         async with producer.transaction() as tx:
             await tx.send("t", b"1")
             begun.set()
@@ -267,13 +272,7 @@ async def test_what_became_of_a_block_is_forgotten_when_it_is_used_again(
     cluster: EmbeddedCluster, new: New, version: int
 ) -> None:
     async with new() as producer:
-        begun = asyncio.Event()
-
-        async def other() -> None:
-            await begun.wait()
-            await producer.abort_transaction()
-
-        task = asyncio.create_task(other())
+        begun, task = another_aborts(producer)
         block = producer.transaction()
         with pytest.raises(TransactionAborted, match="by another task"):
             async with block as tx:

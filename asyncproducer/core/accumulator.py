@@ -265,8 +265,7 @@ class Accumulator:
         if not (state.known and state.view.topic_id == view.topic_id):
             for queue in state.queues:
                 if queue is not None:
-                    if self._sequences is not None:
-                        queue.sequences.maybe_forgotten = True
+                    queue.sequences.maybe_forgotten = True
                     for batch in queue.in_flight:
                         batch.sent_to = GONE
         state.view = view

@@ -908,7 +908,7 @@ class _World:
     def _trouble(self, act: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         if self.settling:
             return  # the producer is gone
-        if arguments.get("topic", _INPUT) not in (*self.cluster._state.topics, _INPUT):
+        if "topic" in arguments and arguments["topic"] not in self.cluster._state.topics:
             return
         outcome: Coroutine[Any, Any, None] | None = act(**arguments)
         if outcome is not None:
@@ -984,10 +984,7 @@ class _World:
         await self.cluster.inject("produce", node=node, delay=0.0).reached()
         if not self.cluster._node(node).node.alive:
             return
-        ways: list[Direction] = [
-            link.to_server if towards == "server" else link.to_client
-            for link in self._server(node).links
-        ]
+        ways = self._ways(node, towards)
         for way in ways:
             if how == "stall":
                 way.stall()
@@ -1041,6 +1038,10 @@ class _World:
         port = int(self.cluster.address(node).rpartition(":")[2])
         return self.network.servers[port]
 
+    def _ways(self, node: int, towards: str) -> list[Direction]:
+        links = self._server(node).links
+        return [link.to_server if towards == "server" else link.to_client for link in links]
+
     async def _link(
         self,
         node: int,
@@ -1050,10 +1051,7 @@ class _World:
         lasting: float = 0.0,
         after_bytes: int = 0,
     ) -> None:
-        ways: list[Direction] = [
-            link.to_server if towards == "server" else link.to_client
-            for link in self._server(node).links
-        ]
+        ways = self._ways(node, towards)
         self.count[f"trouble: link {how}"] += len(ways)
         for way in ways:
             if how == "split":
