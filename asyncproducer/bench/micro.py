@@ -1,7 +1,7 @@
-"""`python -m asyncproducer.bench.micro LOOPS`: small operations, so many times each.
+"""Small operations, so many times each: `main(LOOPS)`, where LOOPS is JSON, how often by name.
 
-LOOPS is JSON: how often by name. Nothing is measured here: instructions.py counts what this
-process executes. An operation that is not named is not even prepared.
+Nothing is measured here: instructions.py counts what the process executes. An operation that is
+not named is not even prepared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import struct
-import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +181,3 @@ def main(text: str) -> None:
     gc.disable()  # when it runs depends on everything else
     for name, loops in json.loads(text).items():
         OPERATIONS[name](loops)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

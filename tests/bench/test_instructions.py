@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,20 @@ def test_an_operation_is_the_difference_of_two_numbers_of_it() -> None:
     runs = [{"a": 10, "b": 10}, {"a": 30, "b": 10}, {"a": 10, "b": 30}, {"c": 5}, {"c": 15}]
     totals = [1000, 1400, 1100, 7000, 8000]
     assert instructions.per_operation(runs, totals) == {"a": 20.0, "b": 5.0, "c": 100.0}
+
+
+def test_the_least_of_several_counts_is_what_an_operation_needs() -> None:
+    counts = [{"a": 3.0, "b": 1.0}, {"a": 2.0, "b": 5.0}]
+    assert instructions.least(counts) == {"a": 2.0, "b": 1.0}
+
+
+def test_classes_made_before_do_not_disturb_what_is_run() -> None:
+    command = instructions._command({"varint": 2, "crc32c": 1}, place=64)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    command = instructions._command({"no such": 2})
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.rstrip().endswith("KeyError: 'no such'")
 
 
 def test_more_than_five_percent_more_is_a_problem_and_less_is_none() -> None:
