@@ -7,7 +7,8 @@ hold all the same:
 - each delivery ends within its timeout, and `close` ends;
 - a record that is acknowledged is in the log, and one whose error says `persisted="no"`
   is not. The latter only where requests are changed: nothing tells a refusal that was
-  forged from a broker's own;
+  forged from a broker's own. And no batch is put in another's place: checksums cover what
+  is in a batch, and not whose it is, so that such a request is answered as if all was well;
 - all memory is given back, no task and no connection stays;
 - nothing fails in a way that only the log, or the event loop, hears of.
 """
@@ -28,12 +29,21 @@ from asyncproducer import Delivery, KafkaError, Producer, TopicPartition
 from asyncproducer.errors import ProtocolError
 from asyncproducer.net.transport import Address
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
-from asyncproducer.testing.messages import request_class, response_class
+from asyncproducer.testing.messages import (
+    MalformedRequest,
+    decode_body,
+    decode_header,
+    request_class,
+    response_class,
+)
 from asyncproducer.testing.network import MemoryServer
 
 from .mutator import Span, mutate, spans
 
-__all__ = ["Complaints", "one_history"]
+__all__ = ["Complaints", "exchanges_batches", "one_history"]
+
+#: The key of Produce, and where a batch has its checksum: what is before, none covers.
+PRODUCE, _CRC_AT = 0, 17
 
 
 class Complaints(logging.Handler):
@@ -131,6 +141,12 @@ class Middle(MemoryNetwork):
         return len(frame).to_bytes(4, "big") + frame
 
     def _change(self, side: str, frame: bytes, key: int, version: int) -> bytes:
+        while True:
+            changed = self._changed(side, frame, key, version)
+            if side == "answers" or not exchanges_batches(frame, changed[4:]):
+                return changed
+
+    def _changed(self, side: str, frame: bytes, key: int, version: int) -> bytes:
         size = len(frame).to_bytes(4, "big")
         if self.rng.random() < 0.1:
             # The stream itself: where its sizes are, and nothing behind is a frame any more.
@@ -146,6 +162,35 @@ class Middle(MemoryNetwork):
             return []
         # Correlation ids and keys less often than what is behind them.
         return [span for span in found if span.start >= 8 or self.rng.random() < 0.1]
+
+
+def exchanges_batches(frame: bytes, changed: bytes) -> bool:
+    """Whether a Produce request has, where one of its batches was, another of them now."""
+    was = _batches(frame)
+    return any(
+        summed != was[place] and summed in was.values()
+        for place, summed in _batches(changed).items()
+        if place in was
+    )
+
+
+def _batches(frame: bytes) -> dict[tuple[Any, int], bytes]:
+    """What checksums cover, by topic and partition. None where there is no Produce request."""
+    try:
+        header = decode_header(frame)
+        if header.api_key != PRODUCE or not 3 <= header.api_version <= 13:
+            return {}
+        _, body, _ = decode_body(PRODUCE, header.api_version, frame)
+    except MalformedRequest:
+        return {}
+    return {
+        # By name, or by id (version 13).
+        (getattr(topic, "name", None) or topic.topic_id, partition.index): (
+            (partition.records or b"")[_CRC_AT:]
+        )
+        for topic in body.topic_data
+        for partition in topic.partition_data
+    }
 
 
 class _Relay(asyncio.Protocol):

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
+from asyncproducer.core.produce import ProducePartition, ProduceTopic, encode_produce
 from asyncproducer.testing.messages import MalformedRequest, decode_body
 
 from . import runner
 from .messages import broken_request
+from .producer import exchanges_batches
 from .runner import Finding, corpus, make, replay
 from .targets import TARGETS, Target
 
@@ -197,3 +200,40 @@ def test_what_is_broken_was_whole_before() -> None:
         except MalformedRequest:
             pass
     assert 30 < taken < 270
+
+
+def produce_request(version: int, values: dict[int, bytes]) -> bytes:
+    """With a batch of one record for each partition, without the size before it."""
+    partitions = []
+    for partition, value in values.items():
+        batch = ProducerBatch("t", partition, write_limit=1000, created_at=0.0)
+        batch.try_append(0, None, value, NO_HEADERS)
+        batch.close()
+        batch.seal()
+        partitions.append(ProducePartition(partition, batch.buffers()))
+    topic_id = bytes(range(16)) if version == 13 else None
+    buffers = encode_produce(
+        version,
+        1,
+        "c",
+        acks=-1,
+        timeout_ms=1,
+        transactional_id=None,
+        topics=[ProduceTopic("t", topic_id, partitions)],
+    )
+    return b"".join(buffers)[4:]
+
+
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_a_batch_in_the_place_of_another_is_told_from_what_a_broker_refuses(version: int) -> None:
+    frame = produce_request(version, {0: b"one", 1: b"two"})
+    assert exchanges_batches(frame, produce_request(version, {0: b"two", 1: b"two"}))
+    assert exchanges_batches(frame, produce_request(version, {0: b"two", 1: b"one"}))
+    assert not exchanges_batches(frame, frame)
+    assert not exchanges_batches(frame, produce_request(version, {0: b"one"}))
+    # Who asks for another partition is told of that one: nobody takes it for an answer.
+    assert not exchanges_batches(frame, produce_request(version, {0: b"one", 7: b"two"}))
+    assert not exchanges_batches(frame, frame.replace(b"one", b"one"[::-1]))
+    for cut in range(len(frame)):
+        assert not exchanges_batches(frame, frame[:cut])
+        assert not exchanges_batches(frame[:cut], frame)
