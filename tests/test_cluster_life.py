@@ -371,6 +371,46 @@ async def test_one_broker_of_three_that_is_no_good_does_not_hold_up_the_others(
     assert values(cluster) == [b"before", *[b"stuck"] * 10]
 
 
+@pytest.mark.parametrize("bad", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))  # whichever broker is asked first
+async def test_a_frozen_broker_does_not_keep_a_new_topic_waiting(
+    network: MemoryNetwork, bad: int, seed: int
+) -> None:
+    random.seed(seed)
+    async with (
+        EmbeddedCluster(brokers=3, topics={"t": 3, "later": 3}, network=network) as cluster,
+        Producer(cluster.bootstrap_servers, connector=network) as producer,
+    ):
+        for partition in range(3):
+            await producer.send("t", b"before", partition=partition)
+        cluster.pause(bad)
+        good = next(p for p in range(3) if cluster.leader("later", p) != bad)
+        before = now()
+        await producer.send("later", b"v", partition=good)
+        assert now() - before < 1.5
+        cluster.resume(bad)
+
+
+async def test_brokers_whose_metadata_takes_seconds_are_heard_all_the_same(
+    network: MemoryNetwork,
+) -> None:
+    async with (
+        EmbeddedCluster(brokers=3, topics={"t": 1, "u": 1, "v": 1}, network=network) as cluster,
+        Producer(cluster.bootstrap_servers, connector=network) as producer,
+    ):
+        await producer.send("t", b"")
+        cluster.inject("metadata", delay=5.0, times=None)
+        before, asked = now(), len(cluster.received("metadata"))
+        await producer.send("u", b"")
+        # 1, 2 and 4 seconds were too short: 8 are enough, and so they are from then on.
+        assert 12 < now() - before < 13
+        assert len(cluster.received("metadata")) == asked + 4
+        before, asked = now(), len(cluster.received("metadata"))
+        await producer.send("v", b"")
+        assert 5 <= now() - before < 5.1
+        assert len(cluster.received("metadata")) == asked + 1
+
+
 async def test_records_without_keys_avoid_a_broker_that_takes_nothing(
     network: MemoryNetwork,
 ) -> None:

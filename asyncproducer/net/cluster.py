@@ -68,6 +68,10 @@ R = TypeVar("R")
 #: After this many seconds of silence from one broker, another is tried beside it. Java
 #: waits for the whole connection setup timeout (10 s) instead.
 CONNECT_PATIENCE = 1.0
+#: The same for a Metadata request that has no answer; or so many times as long as the last answer
+#: took, if that is more. Each silence doubles it, lest a large cluster whose brokers need seconds
+#: is asked for ever and never heard. Java waits for request.timeout.ms.
+METADATA_PATIENCE, _PATIENCE_FACTOR = 1.0, 4.0
 #: How often a claimed connection is looked at: answers to Produce requests make room
 #: without a word to us.
 ROOM_CHECK = 0.02
@@ -152,6 +156,8 @@ class Cluster:
         self._changes = Changes(loop)
         self._refresher: asyncio.Task[None] | None = None
         self._fetching = False
+        # For how long a Metadata request may have no answer before another broker is asked.
+        self._patience = METADATA_PATIENCE
         # Until when the refresher sleeps; -inf while it is awake, and will look by itself.
         self._asleep_until = -inf
         self._heard = False
@@ -501,21 +507,39 @@ class Cluster:
 
     async def _fetch(self, connection: Connection) -> None:
         metadata = self.metadata
-        plan = metadata.plan(self._loop.time())
-        start_over_at = metadata.rebootstrap_at
+        began = self._loop.time()
+        plan = metadata.plan(began)
+        others = len(metadata.nodes) > 1
+        until = min(metadata.rebootstrap_at, began + self._patience if others else inf)
         self._fetching = True
         try:
-            async with asyncio.timeout_at(start_over_at if start_over_at < inf else None):
+            async with asyncio.timeout_at(until if until < inf else None):
                 response = await connection.request(wire.MetadataRequest(plan.topics))
         except KafkaError as exc:
             metadata.failed_update(self._loop.time())
             self._refused(connection.node, exc)
         except TimeoutError:
-            return  # the next step starts over
+            if until < metadata.rebootstrap_at:
+                self._silent(connection.node)
+            # else the next step starts over
         else:
+            took = self._loop.time() - began
+            self._patience = max(METADATA_PATIENCE, _PATIENCE_FACTOR * took)
             self._take(connection.node, plan, response)
         finally:
             self._fetching = False
+
+    def _silent(self, node: Node) -> None:
+        """It may be frozen, or slow: another is asked, and it is the last to be asked again.
+
+        What was asked stays in flight; the connection ends if that is never answered.
+        """
+        self.metadata.failed_update(self._loop.time())
+        link = self._links.get(node.node_id)
+        if link is not None:
+            link.useless = True
+        logger.info("no metadata from %s within %.1f s: asking another", node, self._patience)
+        self._patience *= 2
 
     def _take(self, node: Node, plan: MetadataPlan, response: MetadataResponse) -> None:
         change = self.metadata.update(plan, response, self._loop.time())

@@ -89,7 +89,7 @@ class BrokerLink:
         #: The text of the last failure that was logged: repetitions are only for debugging.
         self.reported: str | None = None
         self.retired = False
-        #: Connected, but its last answer to a Metadata request was of no use.
+        #: Connected, but its last answer to a Metadata request was of no use, or late.
         self.useless = False
         #: How many requests wait for room on this connection, and go before Produce requests.
         self.claims = 0
