@@ -105,8 +105,8 @@ def add_parser(commands: Any) -> None:
     how.add_argument(
         "--faults",
         metavar="PLAN",
-        help='"mixed" (some of every kind), or a JSON file: {"seed": 7, "faults": [{"kind":'
-        ' "cut_after", "chance": 0.01, "times": 5}]}',
+        help='"mixed" (every kind, for half a minute or longer), or a JSON file: {"seed": 7, '
+        '"faults": [{"kind": "cut_after", "chance": 0.01, "times": 5}]}',
     )
     how.add_argument("--seed", type=within(0), help="of the plan, instead of its own")
     what = parser.add_argument_group("what")

@@ -164,22 +164,31 @@ class FaultPlan:
 
     @classmethod
     def mixed(cls, seed: int = 0) -> FaultPlan:
-        """Every kind of fault, each a few times, with requests that chance chooses."""
-        return cls(
-            [
-                ProxyFault(kind="cut_before", chance=0.02, times=5),
-                ProxyFault(kind="cut_after", chance=0.02, times=5),
-                ProxyFault(kind="truncate_request", chance=0.01, times=3),
-                ProxyFault(kind="truncate_answer", chance=0.01, times=3),
-                ProxyFault(kind="delay", chance=0.02, times=5, seconds=0.2),
-                ProxyFault(kind="throttle", chance=0.01, times=2, bytes_per_second=100_000),
-                ProxyFault(kind="refuse", chance=0.01, times=2),
-                ProxyFault(kind="black_hole", chance=0.01, times=1),
-                ProxyFault(kind="cut_after", api="metadata", chance=0.2, times=2),
-                ProxyFault(kind="cut_after", api="init_producer_id"),
-            ],
-            seed,
-        )
+        """Every kind of fault: once with the first requests, then with those that chance chooses.
+
+        A dozen Produce requests meet all kinds. The black hole among them lasts until
+        `request_timeout_ms` is over.
+        """
+        often = [
+            ProxyFault(kind="cut_before", chance=0.02, times=4),
+            ProxyFault(kind="cut_after", chance=0.02, times=4),
+            ProxyFault(kind="truncate_request", chance=0.01, times=2),
+            ProxyFault(kind="truncate_answer", chance=0.01, times=2),
+            ProxyFault(kind="delay", chance=0.02, times=4, seconds=0.2),
+            ProxyFault(kind="throttle", chance=0.01, times=1, bytes_per_second=100_000),
+            ProxyFault(kind="refuse", chance=0.01, times=1),
+            ProxyFault(kind="black_hole", chance=0.01, times=1),
+        ]
+        once = [
+            dataclasses.replace(fault, after=place, chance=1.0, times=1)
+            for place, fault in enumerate(often)
+        ]
+        others = [
+            ProxyFault(kind="cut_after", api="metadata", chance=0.2, times=2),
+            ProxyFault(kind="cut_after", api="init_producer_id"),
+        ]
+        # The second black hole would cost another half minute, and show nothing new.
+        return cls([*once, *often[:-1], *others], seed)
 
     @classmethod
     def from_json(cls, text: str) -> FaultPlan:
@@ -558,6 +567,7 @@ class _Connection:
             data = memoryview(frame.data)
             while data and loop.time() < self._throttled_until:
                 sink.write(data[:_SLICE])
+                await sink.drain()  # raises if nobody reads any more
                 await asyncio.sleep(len(data[:_SLICE]) / self._bytes_per_second)
                 data = data[_SLICE:]
             sink.write(data)
