@@ -812,7 +812,7 @@ async def test_sequences_and_epochs_of_several_transactions(
 
 
 async def test_partitions_are_added_once_and_together(cluster: EmbeddedCluster, new: New) -> None:
-    """TX-18, KP-34."""
+    """TX-18."""
     cluster.set_feature("transaction.version", 1)
     async with new() as producer, producer.transaction() as tx:
         await tx.send_many("t4", [b"%d" % n for n in range(50)])
@@ -820,6 +820,21 @@ async def test_partitions_are_added_once_and_together(cluster: EmbeddedCluster, 
             await tx.send("t4", b"again", partition=partition)
     added = [p for r in cluster.received("add_partitions_to_txn") for p in r.partitions]
     assert len(added) == len(set(added)) == 4
+
+
+async def test_the_partition_of_a_record_that_is_refused_is_not_added(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    """KP-34: a partition is added when a record for it was appended."""
+    cluster.set_feature("transaction.version", 1)
+    async with new() as producer:
+        with pytest.raises(TransactionAborted):
+            async with producer.transaction() as tx:
+                with pytest.raises(RecordTooLarge):
+                    await tx.send("t4", bytes(2_000_000), partition=3)
+        async with producer.transaction() as tx:
+            await tx.send("t4", b"fits", partition=1)
+    assert [r.partitions for r in cluster.received("add_partitions_to_txn")] == [[("t4", 1)]]
 
 
 async def test_a_producer_id_that_is_used_up_is_replaced(
