@@ -174,7 +174,7 @@ def exchanges_batches(frame: bytes, changed: bytes) -> bool:
     )
 
 
-def _batches(frame: bytes) -> dict[tuple[Any, int], bytes]:
+def _batches(frame: bytes) -> dict[tuple[Any, ...], bytes]:
     """What checksums cover, by topic and partition. None where there is no Produce request."""
     try:
         header = decode_header(frame)
@@ -184,10 +184,12 @@ def _batches(frame: bytes) -> dict[tuple[Any, int], bytes]:
     except MalformedRequest:
         return {}
     return {
-        # By name, or by id (version 13).
-        (getattr(topic, "name", None) or topic.topic_id, partition.index): (
-            (partition.records or b"")[_CRC_AT:]
-        )
+        # By name, which may be empty, or by id (version 13).
+        (
+            getattr(topic, "name", None),
+            getattr(topic, "topic_id", None),
+            partition.index,
+        ): (partition.records or b"")[_CRC_AT:]
         for topic in body.topic_data
         for partition in topic.partition_data
     }

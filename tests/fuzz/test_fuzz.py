@@ -234,6 +234,10 @@ def test_a_batch_in_the_place_of_another_is_told_from_what_a_broker_refuses(vers
     # Who asks for another partition is told of that one: nobody takes it for an answer.
     assert not exchanges_batches(frame, produce_request(version, {0: b"one", 7: b"two"}))
     assert not exchanges_batches(frame, frame.replace(b"one", b"one"[::-1]))
+    if version < 13:
+        nameless = frame.replace(*{3: (b"\0\1t", b"\0\0"), 9: (b"\2t", b"\1")}[version])
+        assert nameless != frame
+        assert not exchanges_batches(frame, nameless)
     for cut in range(len(frame)):
         assert not exchanges_batches(frame, frame[:cut])
         assert not exchanges_batches(frame[:cut], frame)
