@@ -8,9 +8,11 @@ One real Kafka and one Spark, `local[2]`, which share the cores of this machine.
 unmeasured, then once a round; who is first rotates. Every run has a topic of its own, whose end
 offsets must be what was written (exactly once, where they count transactions as well: the records
 that are read as committed).
-"tuned" is Spark's sink with linger.ms=20 and batch.size=1000000, "noop" only makes the rows. "per
-core" is by a second of CPU of Spark, its Python workers included; "added" is by a micro-batch,
-beside one whose sink is noop.
+"built-in, tuned" is Spark's sink with linger.ms=20 and batch.size=1000000; "asyncproducer, tuned"
+this one where Spark does not ask for the size of each Arrow batch after each row, as the queries
+have it, too (docs/spark-clusters.md, Tuning); "noop" only makes the rows. "per core" is by a second
+of CPU of Spark, its Python workers included; "added" is by a micro-batch, beside one whose sink is
+noop.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ from asyncproducer.testing.java import spark_java_home
 
 _PARTITIONS = 8
 _TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1000000"}
+#: Spark ends an Arrow batch by rows, and by bytes, which it counts after each row below this.
+_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_BY_ROWS = str(2**31 - 1)
 _LARGE, _SMALL = 100_000, 1_000
 
 Row = dict[str, Any]
@@ -68,13 +73,18 @@ class Bench:
     def job(self, sink: str, *, keyed: bool) -> Row:
         """All rows, once."""
         topic = self.topic("job")
-        kind = {"noop": "noop", "asyncproducer": "asyncproducer"}.get(sink, "kafka")
+        name = sink.partition(", ")[0]
+        kind = {"built-in": "kafka"}.get(name, name)
         columns = [f.lit(bytearray(b"x" * 100)).alias("value")]
         if keyed:
             columns.append(f.expr("cast(string(id + 1000000000000000) as binary)").alias("key"))
         rows = self.spark.range(0, self.rows, 1, 2).select(*columns)
         writer = rows.write.format(kind).mode("append")
         options = self.options(topic) | (_TUNED if sink == "built-in, tuned" else {})
+        if sink == "asyncproducer, tuned":
+            self.spark.conf.set(_ARROW_BYTES, _BY_ROWS)
+        else:
+            self.spark.conf.unset(_ARROW_BYTES)
         before, began = self._cpu(), time.perf_counter()
         writer.options(**options).save()
         seconds = time.perf_counter() - began
@@ -248,11 +258,12 @@ def main() -> None:
 
 
 def _cases(bench: Bench, rounds: int, batches: int) -> dict[str, dict[str, list[Row]]]:
-    sinks = ["built-in", "built-in, tuned", "asyncproducer", "noop"]
+    sinks = ["built-in", "built-in, tuned", "asyncproducer", "asyncproducer, tuned", "noop"]
     cases = {
         "value": _rounds(sinks, lambda sink: bench.job(sink, keyed=False), rounds),
         "key and value": _rounds(sinks, lambda sink: bench.job(sink, keyed=True), rounds),
     }
+    bench.spark.conf.set(_ARROW_BYTES, _BY_ROWS)
     for size in (_LARGE, _SMALL):
         source = bench.source(size * batches)
         runs = _rounds(
