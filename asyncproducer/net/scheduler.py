@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -387,12 +388,20 @@ class Scheduler:
         hints: list[LeaderHint] = []
         answered: set[ProducerBatch] = set()
         refused: list[tuple[ProducerBatch, wire.ProducePartitionResponse]] = []
-        for part in response.partitions:
-            place: str | bytes = part.topic if part.topic is not None else part.topic_id or b""
-            batch = by_place.get((place, part.partition))
-            if batch is None or batch in answered:
+        meant = [
+            by_place.get(
+                (part.topic if part.topic is not None else part.topic_id or b"", part.partition)
+            )
+            for part in response.partitions
+        ]
+        # Two answers for one batch contradict each other, or one is another's: none counts.
+        twice: set[ProducerBatch | None] = set()
+        if len(set(meant)) < len(meant):
+            twice = {batch for batch, times in Counter(meant).items() if times > 1}
+        for part, batch in zip(response.partitions, meant, strict=True):
+            if batch is None or batch in twice:
                 logger.warning(
-                    "a broker answered for %s-%d, which the request did not contain",
+                    "a broker answered for %s-%d, which the request did not contain, or twice",
                     part.topic,
                     part.partition,
                 )
