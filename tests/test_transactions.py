@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import datetime
 import logging
+import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
@@ -48,6 +49,7 @@ from asyncproducer import (
     TransactionAborted,
     TransactionTimeout,
 )
+from asyncproducer.core import wire
 from asyncproducer.core.transactions import TransactionState
 from asyncproducer.plugins import TopicView
 from asyncproducer.testing import EmbeddedCluster
@@ -1001,6 +1003,35 @@ async def test_of_offsets_that_are_sent_in_turns_the_last_ones_count(
         await tx.send_offsets({("in", 0): 6}, "g")
         await tx.send_offsets({("in", 0): 5}, "g")
     assert [each.offset for each in cluster.committed_offsets("g").values()] == [5]
+
+
+async def test_offsets_of_which_an_answer_tells_two_things_are_sent_again(
+    cluster: EmbeddedCluster, new: New, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = wire.TxnOffsetCommitRequest.decode
+    place = TopicPartition("in", 0)
+    answers = 0
+
+    def twice(
+        self: wire.TxnOffsetCommitRequest, version: int, body: bytes
+    ) -> wire.TxnOffsetCommitResponse:
+        nonlocal answers
+        answers += 1
+        if answers > 1:
+            return decode(self, version, body)
+        # Once refused, once not.
+        refused = struct.pack(">ih", 0, ErrorCode.ILLEGAL_GENERATION) + b"\0"
+        parts = b"\x03" + refused + struct.pack(">ih", 0, 0) + b"\0"
+        return decode(self, 3, bytes(4) + b"\x02" + b"\x03in" + parts + b"\0\0")
+
+    cluster.inject("txn_offset_commit", error="ILLEGAL_GENERATION")
+    monkeypatch.setattr(wire.TxnOffsetCommitRequest, "decode", twice)
+    async with new() as producer, producer.transaction() as tx:
+        await tx.send("t", b"1")
+        await tx.send_offsets({place: 5}, "g")
+    assert answers == 2
+    assert committed(cluster) == [b"1"]
+    assert cluster.committed_offsets("g")[place].offset == 5
 
 
 class KafkaOffset(NamedTuple):

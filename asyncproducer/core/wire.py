@@ -688,15 +688,21 @@ def _by_topic(places: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def _read_errors(reader: Reader) -> dict[TopicPartition, int]:
-    """An error code for each partition of each topic."""
+    """An error code for each partition of each topic. Named twice, a partition has none: one of
+    its two answers is another's, and nothing tells which."""
     errors: dict[TopicPartition, int] = {}
+    twice: set[TopicPartition] = set()
     for _ in range(reader.array_length(3)):
         topic = reader.string()
         for _ in range(reader.array_length(6)):
-            partition = reader.int32()
-            errors[TopicPartition(topic, partition)] = reader.int16()
+            place = TopicPartition(topic, reader.int32())
+            if place in errors:
+                twice.add(place)
+            errors[place] = reader.int16()
             reader.skip_tagged_fields()
         reader.skip_tagged_fields()
+    for place in twice:
+        del errors[place]
     return errors
 
 

@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import io
 import re
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -871,6 +872,20 @@ def test_add_partitions_to_txn_request_lists_partitions_by_topic(version: int) -
         ("a", (0, 2)),
         ("b", (1,)),
     ]
+
+
+@pytest.mark.parametrize("name", ["AddPartitionsToTxn", "TxnOffsetCommit"])
+@pytest.mark.parametrize("codes", [(22, 0), (0, 22), (0, 0)])
+def test_answer_that_names_a_partition_twice_tells_nothing_of_it(
+    name: str, codes: tuple[int, int]
+) -> None:
+    """One of the two is another's, and nothing tells which."""
+    throttle, topic = bytes(4), b"\x03in"
+    parts = [(0, codes[0]), (1, 0), (0, codes[1])]
+    listed = b"".join(struct.pack(">ih", *part) + b"\0" for part in parts)
+    body = throttle + b"\x02" + topic + bytes([len(parts) + 1]) + listed + b"\0" + b"\0"
+    answer = CASES[name].request.decode(3, body)
+    assert answer.errors == {TopicPartition("in", 1): 0}
 
 
 @pytest.mark.parametrize("version", versions("AddOffsetsToTxn"))
