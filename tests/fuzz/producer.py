@@ -5,10 +5,15 @@ history. TCP's peers do not do that; broken proxies and hostile brokers do. What
 hold all the same:
 
 - each delivery ends within its timeout, and `close` ends;
-- a record that is acknowledged is in the log, and one whose error says `persisted="no"`
-  is not. The latter only where requests are changed: nothing tells a refusal that was
-  forged from a broker's own. And no batch is put in another's place: checksums cover what
-  is in a batch, and not whose it is, so that such a request is answered as if all was well;
+- a record that is acknowledged is in the log;
+- where requests are changed, one whose error says `persisted="no"` is not, what an idempotent
+  producer sends is there once and in order, and a transaction is whole: all of it is read as
+  committed, or nothing, and which of them is what its calls have said. Nothing tells an answer
+  that was forged from a broker's own. So some requests are left as they are: nobody puts a batch in
+  another's place, since checksums cover what is in a batch, and not whose it is, and nobody turns
+  a commit into an abort: all is answered as if it was well. Once a batch has been written to
+  a partition that it was not for, only `persisted="no"` is checked, for the next batch of
+  that partition has the same sequence, and is told to be there already;
 - all memory is given back, no task and no connection stays;
 - nothing fails in a way that only the log, or the event loop, hears of.
 """
@@ -22,10 +27,12 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from asyncproducer import Delivery, KafkaError, Producer, TopicPartition
+from asyncproducer.core.wire import ApiKey
 from asyncproducer.errors import ProtocolError
 from asyncproducer.net.transport import Address
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
@@ -40,10 +47,12 @@ from asyncproducer.testing.network import MemoryServer
 
 from .mutator import Span, mutate, spans
 
-__all__ = ["Complaints", "exchanges_batches", "one_history"]
+__all__ = ["Complaints", "exchanges_batches", "misplaces_batches", "one_history", "turns_end"]
 
-#: The key of Produce, and where a batch has its checksum: what is before, none covers.
-PRODUCE, _CRC_AT = 0, 17
+#: Where a batch has its checksum: what is before, none covers.
+_CRC_AT = 17
+
+_VERSIONS = {ApiKey.PRODUCE: (3, 13), ApiKey.END_TXN: (0, 5)}
 
 
 class Complaints(logging.Handler):
@@ -107,6 +116,8 @@ class Middle(MemoryNetwork):
         self.rate = rate
         self.is_busy = True
         self.changed = 0
+        #: A batch has been where it was not for: that partition is the middle's work now.
+        self.misplaced = False
         #: Of each link: API key and version of what was asked and not answered yet.
         self.asked: weakref.WeakKeyDictionary[Any, deque[tuple[int, int]]] = (
             weakref.WeakKeyDictionary()
@@ -143,7 +154,10 @@ class Middle(MemoryNetwork):
     def _change(self, side: str, frame: bytes, key: int, version: int) -> bytes:
         while True:
             changed = self._changed(side, frame, key, version)
-            if side == "answers" or not exchanges_batches(frame, changed[4:]):
+            if side == "answers":
+                return changed
+            if not exchanges_batches(frame, changed[4:]) and not turns_end(frame, changed[4:]):
+                self.misplaced |= misplaces_batches(frame, changed[4:])
                 return changed
 
     def _changed(self, side: str, frame: bytes, key: int, version: int) -> bytes:
@@ -174,15 +188,24 @@ def exchanges_batches(frame: bytes, changed: bytes) -> bool:
     )
 
 
+def misplaces_batches(frame: bytes, changed: bytes) -> bool:
+    """Whether a Produce request has one of its batches where that one was not."""
+    was = _batches(frame)
+    return any(
+        summed != was.get(place) and summed in was.values()
+        for place, summed in _batches(changed).items()
+    )
+
+
+def turns_end(frame: bytes, changed: bytes) -> bool:
+    """Whether a commit has become an abort, or an abort a commit."""
+    was, now = (_body(each, ApiKey.END_TXN) for each in (frame, changed))
+    return was is not None and now is not None and was.committed != now.committed
+
+
 def _batches(frame: bytes) -> dict[tuple[Any, ...], bytes]:
     """What checksums cover, by topic and partition. None where there is no Produce request."""
-    try:
-        header = decode_header(frame)
-        if header.api_key != PRODUCE or not 3 <= header.api_version <= 13:
-            return {}
-        _, body, _ = decode_body(PRODUCE, header.api_version, frame)
-    except MalformedRequest:
-        return {}
+    body = _body(frame, ApiKey.PRODUCE)
     return {
         # By name, which may be empty, or by id (version 13).
         (
@@ -190,9 +213,21 @@ def _batches(frame: bytes) -> dict[tuple[Any, ...], bytes]:
             getattr(topic, "topic_id", None),
             partition.index,
         ): (partition.records or b"")[_CRC_AT:]
-        for topic in body.topic_data
+        for topic in (body.topic_data if body is not None else ())
         for partition in topic.partition_data
     }
+
+
+def _body(frame: bytes, api_key: ApiKey) -> Any:
+    """That of a request of this kind; None for others."""
+    try:
+        header = decode_header(frame)
+        low, high = _VERSIONS[api_key]
+        if header.api_key != api_key or not low <= header.api_version <= high:
+            return None
+        return decode_body(api_key, header.api_version, frame)[1]
+    except MalformedRequest:
+        return None
 
 
 class _Relay(asyncio.Protocol):
@@ -250,12 +285,13 @@ async def one_history(rng: random.Random, side: str) -> None:
         seed=rng.getrandbits(32),
     )
     transactional = rng.random() < 0.3
+    idempotent = transactional or rng.random() < 0.7
     async with cluster:
         producer: Producer[Any, Any] = Producer(
             cluster.bootstrap_servers,
             connector=network,
             client_id="fuzz",
-            enable_idempotence=transactional or rng.random() < 0.7,
+            enable_idempotence=idempotent,
             transactional_id="fuzz" if transactional else None,
             linger_ms=rng.choice((0, 5)),
             batch_size=rng.choice((100, 16384)),
@@ -267,7 +303,8 @@ async def one_history(rng: random.Random, side: str) -> None:
             metadata_max_age_ms=rng.choice((100, 300_000)),
         )
         network.is_busy = rng.random() < 0.3  # else the producer may start in peace
-        sent: list[tuple[bytes, Delivery]] = []
+        sent: Sent = []
+        transactions: list[Transaction] = []
         try:
             # It may fail: with an error of ours, and in time.
             async with asyncio.timeout(3 * _MAX_BLOCK + 30):
@@ -276,14 +313,26 @@ async def one_history(rng: random.Random, side: str) -> None:
             pass
         else:
             network.is_busy = True
-            sent = await (_transact if transactional else _send)(rng, producer)
+            if transactional:
+                transactions = await _transact(rng, producer)
+                sent = [each for transaction in transactions for each in transaction.sent]
+            else:
+                sent = await _send(rng, producer)
             await _all_ended(sent)
         network.is_busy = rng.random() < 0.5
         async with asyncio.timeout(60):
             await producer.close(rng.choice((0, 1, 30)))
         if not transactional or side == "requests":
             # A broker refuses more in transactions, and a forged answer may say that it did not.
-            _check_log(cluster, sent, trusts_refusals=side == "requests")
+            _check_log(
+                cluster,
+                sent,
+                trusts_successes=not network.misplaced,
+                trusts_refusals=side == "requests",
+            )
+        if side == "requests" and idempotent and not network.misplaced:
+            _check_order(cluster)
+            _check_transactions(cluster, transactions)
         if producer._loop is not None:
             pool = producer._pool
             assert (pool.available, pool.held, pool.waiting) == (pool.total, 0, 0)
@@ -295,9 +344,19 @@ async def one_history(rng: random.Random, side: str) -> None:
     assert not left, left
 
 
-async def _send(
-    rng: random.Random, producer: Producer[Any, Any], first: int = 0
-) -> list[tuple[bytes, Delivery]]:
+#: Values, and what became of them.
+Sent: TypeAlias = list[tuple[bytes, Delivery]]
+
+
+@dataclass
+class Transaction:
+    """What its user knows of it. `is_committed` is None where he heard of neither end."""
+
+    sent: Sent = field(default_factory=list)
+    is_committed: bool | None = None
+
+
+async def _send(rng: random.Random, producer: Producer[Any, Any], first: int = 0) -> Sent:
     sent = []
     for number in range(first, first + rng.choice((5, 40))):
         value = b"%d:" % number + bytes(rng.choice((1, 90)))
@@ -312,38 +371,68 @@ async def _send(
     return sent
 
 
-async def _transact(
-    rng: random.Random, producer: Producer[Any, Any]
-) -> list[tuple[bytes, Delivery]]:
-    """A few transactions. Every call of theirs may fail, in time; then nobody trusts the end."""
-    sent = []
+async def _transact(rng: random.Random, producer: Producer[Any, Any]) -> list[Transaction]:
+    """A few transactions. Every call of theirs may fail, in time."""
+    transactions = []
     for number in range(3):
+        transaction = Transaction()
+        transactions.append(transaction)
         try:
             async with asyncio.timeout(3 * _MAX_BLOCK + 30):
                 await producer.begin_transaction()
-                sent += await _send(rng, producer, 100 * number)
+                transaction.sent = await _send(rng, producer, 100 * number)
                 if rng.random() < 0.5:
                     await producer.send_offsets({TopicPartition("u", 0): 1}, "group")
                 await producer.commit_transaction()
+                transaction.is_committed = True
         except KafkaError:
             with contextlib.suppress(KafkaError):
                 async with asyncio.timeout(3 * _MAX_BLOCK + 30):
                     await producer.abort_transaction()
-    return sent
+                    transaction.is_committed = False
+    return transactions
 
 
-async def _all_ended(sent: list[tuple[bytes, Delivery]]) -> None:
+async def _all_ended(sent: Sent) -> None:
     async with asyncio.timeout(_DELIVERY_TIMEOUT + 1):
         await asyncio.gather(*(delivery for _, delivery in sent), return_exceptions=True)
 
 
 def _check_log(
-    cluster: EmbeddedCluster, sent: list[tuple[bytes, Delivery]], *, trusts_refusals: bool
+    cluster: EmbeddedCluster, sent: Sent, *, trusts_successes: bool, trusts_refusals: bool
 ) -> None:
     log = {record.value for topic in "tu" for record in cluster.records(topic)}
     for value, delivery in sent:
         error = delivery.exception()
         if error is None:
-            assert value in log, f"{value[:10]!r} is acknowledged and not in the log"
+            assert value in log or not trusts_successes, (
+                f"{value[:10]!r} is acknowledged and not in the log"
+            )
         elif trusts_refusals and error.persisted == "no":
             assert value not in log, f"{value[:10]!r} is in the log, and {error!r} says no"
+
+
+def _check_order(cluster: EmbeddedCluster) -> None:
+    for place in (TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)):
+        numbers = [_number(record.value) for record in cluster.records(*place)]
+        assert numbers == sorted(set(numbers)), f"{place} has {numbers}"
+
+
+def _number(value: bytes | None) -> int:
+    return int((value or b"").partition(b":")[0])
+
+
+def _check_transactions(cluster: EmbeddedCluster, transactions: list[Transaction]) -> None:
+    read = {record.value for topic in "tu" for record in cluster.records(topic, committed=True)}
+    for transaction in transactions:
+        values = [value for value, _ in transaction.sent]
+        seen = [value in read for value in values]
+        numbers = list(map(_number, values))
+        assert all(seen) or not any(seen), f"of {numbers} these are read: {seen}"
+        if transaction.is_committed is not None and values:
+            assert seen[0] is transaction.is_committed, (
+                f"{'committed' if transaction.is_committed else 'aborted'}, and read: {seen}"
+            )
+        if any(seen):
+            failed = [_number(value) for value, sent in transaction.sent if sent.exception()]
+            assert not failed, f"committed over {failed}"

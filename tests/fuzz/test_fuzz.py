@@ -12,11 +12,12 @@ import pytest
 
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
 from asyncproducer.core.produce import ProducePartition, ProduceTopic, encode_produce
+from asyncproducer.core.wire import EndTxnRequest, encode_frame
 from asyncproducer.testing.messages import MalformedRequest, decode_body
 
 from . import runner
 from .messages import broken_request
-from .producer import exchanges_batches
+from .producer import exchanges_batches, misplaces_batches, turns_end
 from .runner import Finding, corpus, make, replay
 from .targets import TARGETS, Target
 
@@ -241,3 +242,28 @@ def test_a_batch_in_the_place_of_another_is_told_from_what_a_broker_refuses(vers
     for cut in range(len(frame)):
         assert not exchanges_batches(frame, frame[:cut])
         assert not exchanges_batches(frame[:cut], frame)
+
+
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_a_batch_where_it_was_not_is_noticed(version: int) -> None:
+    frame = produce_request(version, {0: b"one", 1: b"two"})
+    assert misplaces_batches(frame, produce_request(version, {0: b"one", 7: b"two"}))
+    assert misplaces_batches(frame, produce_request(version, {0: b"two", 1: b"two"}))
+    assert not misplaces_batches(frame, frame)
+    assert not misplaces_batches(frame, produce_request(version, {1: b"two"}))
+    assert not misplaces_batches(frame, frame.replace(b"one", b"one"[::-1]))
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_commit_that_has_become_an_abort_is_noticed(version: int) -> None:
+    commit, abort = (
+        encode_frame(
+            EndTxnRequest("tx", 1, 0, commit=commit, version_two=version == 5), version, 1, "c"
+        )[4:]
+        for commit in (True, False)
+    )
+    assert turns_end(commit, abort)
+    assert turns_end(abort, commit)
+    assert not turns_end(commit, commit)
+    assert not turns_end(commit, commit[:-1])
+    assert not turns_end(commit, produce_request(9, {0: b"one"}))
