@@ -59,10 +59,14 @@ _VARINTS = (0, 1, 2, 127, 128, 2**14, 2**28, 2**31 - 1, 2**31, 2**32 - 1)
 _ODD_VARINTS = (b"\x80\x00", b"\x81\x80\x80\x80\x00", b"\xff" * 4 + b"\x7f", b"\xff" * 10, b"\x80")
 
 
+#: No input is larger. What repeats itself six times would take all the memory there is.
+MAX_BYTES = 4 * 1024 * 1024
+
+
 def mutate(rng: random.Random, data: bytes, where: Sequence[Span], other: bytes) -> bytes:
     """`data` with one to six things wrong. `other`: a message to take pieces from."""
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        data = rng.choice(_MUTATIONS)(rng, data, where, other)
+        data = rng.choice(_MUTATIONS)(rng, data, where, other)[:MAX_BYTES]
     return data
 
 

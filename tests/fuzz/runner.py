@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .mutator import MAX_BYTES
 from .targets import TARGETS, Target
 
 __all__ = ["CORPUS", "ROOT", "Finding", "Report", "corpus", "fuzz", "make", "replay", "work"]
@@ -37,7 +38,6 @@ HANGS_AFTER = 60.0
 #: More of one kind tell nothing new.
 _FINDINGS_OF_A_KIND = 2
 
-_MAX_INPUT = 4 * 1024 * 1024
 _HEADER = 16
 
 
@@ -75,7 +75,7 @@ class Report:
 
 def make(target: Target, seed: str, number: int) -> bytes:
     """The input of this number: always the same one for a seed."""
-    return target.make(random.Random(f"{seed}:{target.name}:{number}"))[:_MAX_INPUT]
+    return target.make(random.Random(f"{seed}:{target.name}:{number}"))[:MAX_BYTES]
 
 
 def corpus() -> Iterator[tuple[str, Path]]:
@@ -96,7 +96,7 @@ class _Current:
     """The file in which a worker says what it is at: number + 1, size, input."""
 
     def __init__(self, path: Path, *, create: bool) -> None:
-        size = _HEADER + _MAX_INPUT
+        size = _HEADER + MAX_BYTES
         if create:
             with open(path, "wb") as new:
                 new.truncate(size)

@@ -15,7 +15,7 @@ from asyncproducer.core.produce import ProducePartition, ProduceTopic, encode_pr
 from asyncproducer.core.wire import EndTxnRequest, encode_frame
 from asyncproducer.testing.messages import MalformedRequest, decode_body
 
-from . import runner
+from . import mutator, runner
 from .messages import broken_request
 from .producer import exchanges_batches, misplaces_batches, turns_end
 from .runner import Finding, corpus, make, replay
@@ -223,6 +223,13 @@ def produce_request(version: int, values: dict[int, bytes]) -> bytes:
         topics=[ProduceTopic("t", topic_id, partitions)],
     )
     return b"".join(buffers)[4:]
+
+
+def test_what_repeats_itself_again_and_again_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutator, "MAX_BYTES", 100)
+    monkeypatch.setattr(mutator, "_MUTATIONS", (lambda rng, data, where, other: data * 2,))
+    sizes = {len(mutator.mutate(random.Random(seed), bytes(10), (), b"")) for seed in range(20)}
+    assert sizes == {20, 40, 80, 100}
 
 
 @pytest.mark.parametrize("version", [3, 9, 13])
