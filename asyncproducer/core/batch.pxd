@@ -65,6 +65,7 @@ cdef class ProducerBatch(Outcome):
     cdef public Py_ssize_t attempts
     cdef public bint in_flight
     cdef public bint maybe_written
+    cdef public bint whole_maybe_written
     cdef public bint is_stored
     cdef public object last_error
     cdef public double drained_at

@@ -273,6 +273,8 @@ class ProducerBatch(Outcome):
         self.attempts = 0
         self.in_flight = False
         self.maybe_written = False
+        #: It is a part of one that may be in a log whole: no broker would know the part then.
+        self.whole_maybe_written = False
         #: A broker said that it is in its log, and yet did not acknowledge it.
         self.is_stored = False
         #: Why the last attempt was no success.
@@ -686,6 +688,7 @@ class ProducerBatch(Outcome):
             batch.sends = self.sends
             batch.last_error = self.last_error
             batch.maybe_written = self.maybe_written
+            batch.whole_maybe_written = self.maybe_written or self.whole_maybe_written
             batch.is_stored = self.is_stored
         self.split_into(parts)
         return batches

@@ -128,6 +128,13 @@ class PartitionSequences:
         """Whether `batch` keeps its sequence, which the broker can still take."""
         return self.hole is None or is_before(batch.base_sequence, self.hole)
 
+    def misses_before(self, batch: ProducerBatch) -> bool:
+        """Whether what came before `batch` explains why a broker finds it out of order: it has its
+        end, and is not stored for sure."""
+        return not self.is_before_hole(batch) or (
+            self.unresolved is not None and not is_before(batch.base_sequence, self.unresolved)
+        )
+
     def __repr__(self) -> str:
         return (
             f"<PartitionSequences id={self.producer_id}:{self.producer_epoch} "
@@ -335,7 +342,7 @@ class Sequences:
             # Nor is it stored: the broker would know it, whatever became of earlier answers. (One
             # that has forgotten or lost something would not: see `gives_up`.)
             batch.maybe_written = False
-            if partition.hole is None and partition.unresolved is None:
+            if not partition.misses_before(batch):
                 partition.displaced = True
             self.bump(partition, batch.base_sequence)
 
@@ -362,9 +369,11 @@ class Sequences:
         - a batch whose answer was lost, behind one that was given up without an answer: both
           requests may still arrive, one after the other;
         - a batch whose answer was lost, where the broker has forgotten the producer, or should
-          take it by all that we know. It may also be a part of one that was found too large
-          after its first answers were lost: the broker refuses the part's sequences if it has
-          the whole, since it knows its last five batches, not what they were made of.
+          take it by all that we know;
+        - a part of a batch that was found too large after an answer for it was lost: the broker
+          refuses the part's sequences if it has the whole, since it knows its last five batches,
+          not what they were made of. It may have it though what comes before is missing: one
+          that has forgotten the producer takes any sequence for the first.
         """
         if batch.is_stored:
             return True
@@ -373,7 +382,9 @@ class Sequences:
         if why == "out_of_order":
             if partition.unresolved is not None:
                 return True
-            return partition.outstanding[:1] == [batch] and partition.is_before_hole(batch)
+            return partition.outstanding[:1] == [batch] and (
+                batch.whole_maybe_written or partition.is_before_hole(batch)
+            )
         return log_start_offset >= 0
 
     # -- epochs ----------------------------------------------------------------------------

@@ -904,9 +904,10 @@ async def test_to_a_topic_that_was_made_again_nothing_is_pipelined_at_first(
     assert stored(cluster, "again") == [*range(5)]
 
 
+@pytest.mark.parametrize("refused", [0, 1], ids=["", "the next is refused"])
 @pytest.mark.parametrize("lost", LOST, ids=str)
 async def test_what_a_broker_that_forgot_the_producer_may_have_is_not_stored_again(
-    cluster: EmbeddedCluster, new_producer: New, lost: dict[str, Any]
+    cluster: EmbeddedCluster, new_producer: New, lost: dict[str, Any], refused: int
 ) -> None:
     """It takes a later batch for the first; the earlier one then needs a new epoch."""
     async with new_producer(request_timeout_ms=500, **SINGLE) as producer:
@@ -914,16 +915,43 @@ async def test_what_a_broker_that_forgot_the_producer_may_have_is_not_stored_aga
         cluster.forget_producers("t", 0)
         cluster.inject("produce", error="NOT_ENOUGH_REPLICAS")
         cluster.inject("produce", **lost)
+        if refused:
+            cluster.inject("produce", error="INVALID_RECORD", times=refused)
         sent = [await producer.enqueue("t", payload(number)) for number in range(1, 6)]
         ended = await outcomes(sent)
         await producer.send("t", payload(6))
         assert producer.health.buffered_bytes == 0
     log = stored(cluster)
     assert sorted(log) == sorted(set(log))
-    failed = {n for n, each in enumerate(ended, 1) if isinstance(each, DeliveryError)}
-    assert {*range(1, 6)} - failed <= {*log}
-    assert failed & {1, 2}
-    assert {each.persisted for each in ended if isinstance(each, DeliveryError)} <= {"maybe", "yes"}
+    failed = {n: e.persisted for n, e in enumerate(ended, 1) if isinstance(e, DeliveryError)}
+    assert {*range(1, 6)} - {*failed} <= {*log}
+    assert {*failed} & {1, 2}
+    assert not {n for n, persisted in failed.items() if persisted == "no"} & {*log}
+    assert list(failed.values()).count("no") <= refused
+
+
+async def test_no_part_of_what_a_broker_that_forgot_the_producer_may_have_is_stored_again(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """It has the whole, though what came before is refused, and knows no part of it."""
+    async with new_producer(linger_ms=0, batch_size=16_384) as producer:
+        await producer.send("t", payload(0))
+        cluster.forget_producers("t", 0)
+        fault = cluster.inject("produce", error="NOT_ENOUGH_REPLICAS", hold=True)
+        cluster.inject("produce", error="REQUEST_TIMED_OUT", after_append=True)
+        cluster.inject("produce", error="MESSAGE_TOO_LARGE", times=2)
+        first = await producer.enqueue("t", payload(1))
+        await fault.reached()
+        others = [producer.send_nowait("t", payload(number)) for number in range(2, 6)]
+        await asyncio.sleep(0.01)
+        fault.release()
+        ended = await outcomes([first, *others])
+        await producer.send("t", payload(6))
+    assert stored(cluster) == [0, 2, 3, 4, 5, 6]
+    assert [each.persisted for each in ended if isinstance(each, DeliveryError)] == [
+        "no",
+        *["maybe"] * 4,
+    ]
 
 
 async def test_what_a_broker_may_have_stored_before_it_forgot_the_producer_is_not_stored_again(
