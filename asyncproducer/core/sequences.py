@@ -16,7 +16,8 @@ five batches and answers a repeated one as a success. From this follow the rules
    partition's waiting batches are renumbered from 0 under the new epoch, once none of
    them is on the wire and those before the hole, which may be stored, have their end.
    Other partitions finish what they have under their old epoch and change when nothing
-   of theirs is outstanding. A batch whose answer was lost asks under its old sequence first.
+   of theirs is outstanding. A batch whose answer was lost asks under its old sequence first,
+   if it is the first; behind another it ends, for the broker may have it (see `doubtful`).
 4. A batch that is given up after it was sent may or may not be stored. The partition is
    then `unresolved`: nothing new leaves until its outstanding batches have told.
 
@@ -83,7 +84,6 @@ class PartitionSequences:
     """One partition's numbers."""
 
     __slots__ = (
-        "displaced",
         "hole",
         "last_acked_offset",
         "last_acked_sequence",
@@ -115,9 +115,6 @@ class PartitionSequences:
         #: The first sequence that is lost, or None. The outstanding batches from there on
         #: are to be renumbered under a new epoch.
         self.hole: int | None = None
-        #: Whether there is a hole where nothing is missing: the broker has forgotten the
-        #: producer, and may have taken a later batch for its first.
-        self.displaced = False
 
     @property
     def on_wire(self) -> bool:
@@ -127,13 +124,6 @@ class PartitionSequences:
     def is_before_hole(self, batch: ProducerBatch) -> bool:
         """Whether `batch` keeps its sequence, which the broker can still take."""
         return self.hole is None or is_before(batch.base_sequence, self.hole)
-
-    def misses_before(self, batch: ProducerBatch) -> bool:
-        """Whether what came before `batch` explains why a broker finds it out of order: it has its
-        end, and is not stored for sure."""
-        return not self.is_before_hole(batch) or (
-            self.unresolved is not None and not is_before(batch.base_sequence, self.unresolved)
-        )
 
     def __repr__(self) -> str:
         return (
@@ -263,7 +253,6 @@ class Sequences:
         partition.maybe_forgotten = False
         partition.unresolved = None
         partition.hole = None
-        partition.displaced = False
         self._unresolved.pop(partition, None)
 
     # -- answers ---------------------------------------------------------------------------
@@ -342,8 +331,6 @@ class Sequences:
             # Nor is it stored: the broker would know it, whatever became of earlier answers. (One
             # that has forgotten or lost something would not: see `gives_up`.)
             batch.maybe_written = False
-            if not partition.misses_before(batch):
-                partition.displaced = True
             self.bump(partition, batch.base_sequence)
 
     def unknown_producer(
@@ -418,12 +405,13 @@ class Sequences:
     def doubtful(self) -> list[ProducerBatch]:
         """Batches that have to fail before `apply_bumps`, which would store them again.
 
-        Their answers were lost, and they may be why an earlier batch was out of order.
+        Their answers were lost, and what is before them is not stored. A broker that knows the
+        producer would not have taken them then; one that has forgotten it may have.
         """
         return [
             batch
             for partition in self._renumber
-            if partition.displaced and self._may_renumber(partition)
+            if self._may_renumber(partition)
             for batch in partition.outstanding
             if batch.maybe_written
         ]

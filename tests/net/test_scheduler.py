@@ -930,6 +930,29 @@ async def test_what_a_broker_that_forgot_the_producer_may_have_is_not_stored_aga
     assert list(failed.values()).count("no") <= refused
 
 
+@pytest.mark.parametrize("lost", LOST, ids=str)
+async def test_what_it_may_have_is_not_stored_again_though_more_than_that_is_missing(
+    cluster: EmbeddedCluster, new_producer: New, lost: dict[str, Any]
+) -> None:
+    """The first is refused, the second repeated, the third stored for the first."""
+    async with new_producer(request_timeout_ms=500, **SINGLE) as producer:
+        await producer.send("t", payload(0))
+        cluster.forget_producers("t", 0)
+        cluster.inject("produce", error="INVALID_RECORD")
+        cluster.inject("produce", error="NOT_ENOUGH_REPLICAS")
+        cluster.inject("produce", **lost)
+        sent = [await producer.enqueue("t", payload(number)) for number in range(1, 6)]
+        ended = await outcomes(sent)
+        await producer.send("t", payload(6))
+        assert producer.health.buffered_bytes == 0
+    log = stored(cluster)
+    assert sorted(log) == sorted(set(log))
+    failed = {n: e.persisted for n, e in enumerate(ended, 1) if isinstance(e, DeliveryError)}
+    assert {*range(2, 6)} - {*failed} <= {*log}
+    assert failed.pop(1) == "no"
+    assert "no" not in failed.values()
+
+
 async def test_no_part_of_what_a_broker_that_forgot_the_producer_may_have_is_stored_again(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
