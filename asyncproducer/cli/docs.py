@@ -109,12 +109,11 @@ In ABORTABLE_ERROR and FATAL_ERROR the message begins with the call and the stat
 - **retry**: it is sent again, in its place and after `retry_backoff_ms`, until
   `delivery_timeout_ms` has passed (`DeliveryTimeout`) or `retries` is used up (`BrokerRejected`).
   With `enable_idempotence` a batch whose own answer was lost, behind one that was given up without
-  an answer, is not: OUT_OF_ORDER_SEQUENCE_NUMBER then ends it (`BrokerRejected`, `persisted`
-  maybe), since under a new epoch it might be stored twice. (Java sends it.)
+  an answer or refused, ends instead (`BrokerRejected`, OUT_OF_ORDER_SEQUENCE_NUMBER, `persisted`
+  maybe) where under a new epoch it might be stored twice. (Java sends it.)
 - **split**: a batch of several records is sent again as smaller ones; a single record fails. With
   `enable_idempotence` those of a batch that may be in the log already, because an earlier answer
-  was lost, are not stored twice: if it is, they fail as OUT_OF_ORDER_SEQUENCE_NUMBER, `persisted`
-  maybe.
+  was lost, are not stored twice: OUT_OF_ORDER_SEQUENCE_NUMBER ends them, `persisted` maybe.
 - **fail**: its records fail with `BrokerRejected`; with `DeliveryError` itself where it was the
   connection and not the broker that said no.
 - **fatal**: they fail, and the producer with them: every later call raises.
