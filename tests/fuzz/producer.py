@@ -180,21 +180,22 @@ class Middle(MemoryNetwork):
 
 def exchanges_batches(frame: bytes, changed: bytes) -> bool:
     """Whether a Produce request has, where one of its batches was, another of them now."""
-    was = _batches(frame)
-    return any(
-        summed != was[place] and summed in was.values()
-        for place, summed in _batches(changed).items()
-        if place in was
-    )
+    return not _moved(frame, changed).isdisjoint(_batches(frame))
 
 
 def misplaces_batches(frame: bytes, changed: bytes) -> bool:
     """Whether a Produce request has one of its batches where that one was not."""
+    return bool(_moved(frame, changed))
+
+
+def _moved(frame: bytes, changed: bytes) -> set[tuple[Any, ...]]:
+    """Where a batch of `frame` is now, and was not."""
     was = _batches(frame)
-    return any(
-        summed != was.get(place) and summed in was.values()
+    return {
+        place
         for place, summed in _batches(changed).items()
-    )
+        if summed != was.get(place) and summed in was.values()
+    }
 
 
 def turns_end(frame: bytes, changed: bytes) -> bool:
