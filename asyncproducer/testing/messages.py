@@ -28,6 +28,7 @@ from asyncproducer.errors import ProtocolError
 from asyncproducer.testing.shapes import check, check_header, inner_type
 
 __all__ = [
+    "BytesBehind",
     "MalformedRequest",
     "Message",
     "RequestHeader",
@@ -55,6 +56,10 @@ _SIZE = struct.Struct(">i")
 #: Names given to `build` that a class has not, as (class name, field name): fields of
 #: other versions, if nobody mistyped. The tests check that.
 LEFT_OUT: set[tuple[str, str]] = set()
+
+
+class BytesBehind(ValueError):
+    """An answer is longer than its message."""
 
 
 class MalformedRequest(Exception):
@@ -116,7 +121,7 @@ def encode_message(correlation_id: int, response: Message) -> bytes:
 def decode_response(api_key: int, version: int, frame: bytes) -> tuple[int, Message]:
     """Correlation id and message of a response frame, which comes without its size.
 
-    Raises ValueError for bytes behind the message, ProtocolError where counts or lengths
+    Raises BytesBehind for bytes behind the message, ProtocolError where counts or lengths
     cannot be, and what kio raises for the rest.
     """
     response = response_class(api_key, version)
@@ -124,7 +129,7 @@ def decode_response(api_key: int, version: int, frame: bytes) -> tuple[int, Mess
     header, position = entity_reader(response.__header_schema__)(frame, 0)
     message, size = entity_reader(response)(frame, position)
     if position + size != len(frame):
-        raise ValueError(f"{len(frame) - position - size} bytes behind the answer")
+        raise BytesBehind(f"{len(frame) - position - size} bytes behind the answer")
     return header.correlation_id, message
 
 

@@ -22,7 +22,7 @@ from asyncproducer.testing.shapes import inner_type
 
 from .mutator import Span, mutate, spans
 
-__all__ = ["broken_answer", "broken_request", "encode", "records", "sample"]
+__all__ = ["broken_answer", "broken_request", "encode", "records", "sample", "whole_answer"]
 
 #: That of `t` in the cluster of the target `broker`, which is the same each time.
 _TOPIC_ID = EmbeddedCluster(topics={"t": 2})._state.topic("t").topic_id
@@ -54,6 +54,11 @@ def encode(message: Any, **header: Any) -> bytes:
         entity_writer(header_class)(out, header_class(**values))
     entity_writer(type(message))(out, message)
     return out.getvalue()
+
+
+def whole_answer(key: int, version: int, number: int) -> bytes:
+    """One of the answers that are broken, with its header."""
+    return _valid(response_class(key, version), number)[0]
 
 
 def broken_answer(rng: random.Random, key: int, version: int) -> bytes:

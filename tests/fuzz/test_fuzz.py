@@ -7,19 +7,21 @@ import random
 import secrets
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncproducer.core import wire
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
 from asyncproducer.core.produce import ProducePartition, ProduceTopic, encode_produce
-from asyncproducer.core.wire import EndTxnRequest, encode_frame
-from asyncproducer.testing.messages import MalformedRequest, decode_body
+from asyncproducer.core.wire import ApiKey, EndTxnRequest, encode_frame
+from asyncproducer.testing.messages import BytesBehind, MalformedRequest, decode_body
 
 from . import mutator, runner
-from .messages import broken_request
+from .messages import broken_request, whole_answer
 from .producer import exchanges_batches, misplaces_batches, turns_end
 from .runner import Finding, corpus, make, replay
-from .targets import TARGETS, Target
+from .targets import DECODERS, TARGETS, Target
 
 #: What fits into a few seconds: of each kind as many with a seed that is always the same as
 #: with a fresh one.
@@ -59,6 +61,46 @@ def test_hostile_bytes_do_no_harm(name: str, times: int) -> None:
 )
 def test_what_once_was_a_finding_is_none_any_more(name: str, path: Path) -> None:
     replay(name, path)
+
+
+@pytest.mark.parametrize("key", sorted({key for key, _ in DECODERS}))
+@pytest.mark.parametrize("number", range(3))
+def test_an_answer_that_is_read_as_another_is_a_finding(
+    key: ApiKey, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever API and field it is."""
+    target = TARGETS["answers"]
+    version = max(v for k, v in DECODERS if k == key)
+    whole = {bytes([key, version]) + whole_answer(key, version, n) for n in range(24)}
+    for data in whole:
+        target.run(data)
+
+    def other(value: Any) -> Any:
+        field = value._fields[(0, 1, -1)[number]]
+        return value._replace(**{field: ...})
+
+    if key == ApiKey.PRODUCE:
+        read = wire.decode_produce
+        monkeypatch.setattr(wire, "decode_produce", lambda v, body: other(read(v, body)))
+    else:
+        (kind,) = (r for r in wire.Request.__subclasses__() if r.api_key == key)
+        decode = kind.decode
+        monkeypatch.setattr(kind, "decode", lambda self, v, body: other(decode(self, v, body)))
+    for data in whole:
+        with pytest.raises(AssertionError):
+            target.run(data)
+
+
+def test_an_answer_behind_which_there_is_more_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = TARGETS["answers"]
+    data = bytes([ApiKey.END_TXN, 5]) + whole_answer(ApiKey.END_TXN, 5, 0) + b"more"
+    target.run(data)
+    decode = EndTxnRequest.decode
+    monkeypatch.setattr(EndTxnRequest, "decode", lambda self, v, b: decode(self, v, b[:-4]))
+    with pytest.raises(BytesBehind):
+        target.run(data)
 
 
 # -- the tool itself -------------------------------------------------------------------------------
