@@ -1330,6 +1330,7 @@ class Intake:
                 logger.exception("on_send of %r failed; the record goes on as it was", interceptor)
         if wait:
             return self._observe(record, openings)
+        pairs: list[Header] = []
         try:
             pairs = [] if record.headers is None else header_list(record.headers)
             self._check_open(openings)
@@ -1338,7 +1339,7 @@ class Intake:
                 record.topic, value, key, pairs, record.partition, record.timestamp, False
             )
         except BaseException as error:
-            self._notify_refused(record, error)
+            self._notify_refused(record, error, tuple(pairs))
             raise
         if type(delivery) is Delivery:
             self._notify_later(delivery, tuple(pairs))
@@ -1362,19 +1363,21 @@ class Intake:
         except BaseException as error:
             buffered = entered.buffered() if type(entered) is Pending else None
             if buffered is None:
-                self._notify_refused(record, error)
+                self._notify_refused(record, error, tuple(pairs))
             else:
                 self._notify_later(buffered, tuple(pairs))
             raise
         self._notify_later(delivery, tuple(pairs))
         return delivery
 
-    def _notify_refused(self, record: Record, error: BaseException) -> None:
+    def _notify_refused(
+        self, record: Record, error: BaseException, headers: tuple[Header, ...]
+    ) -> None:
         partition = record.partition if type(record.partition) is int else -1
         # The transaction hears of it right after them: a commit that they call waits until then.
         openings = self.openings
         self.serializing += 1
-        self._notify(RecordMetadata(record.topic, partition, -1, -1, -1, -1), error, ())
+        self._notify(RecordMetadata(record.topic, partition, -1, -1, -1, -1), error, headers)
         self._serialized(openings)
 
     def _notify_later(self, delivery: Delivery, headers: tuple[Header, ...]) -> None:

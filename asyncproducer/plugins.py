@@ -83,7 +83,11 @@ class Interceptor:
         exception: BaseException | None,
         headers: tuple[Header, ...],
     ) -> None:
-        """Called exactly once per record. On failure `metadata` has offset and sizes -1."""
+        """Called exactly once per record. On failure `metadata` has offset and sizes -1.
+
+        `headers` are those that the record had after `on_send` and serialization, also of one
+        that was refused; none if they were no headers.
+        """
 
     def close(self) -> None:
         """Called once, when the producer is closed."""

@@ -632,18 +632,26 @@ async def test_custom_partitioner_sees_serialized_bytes(
 async def test_custom_partitioner_with_a_bad_result(
     new_producer: New, choice: Any, known: bool
 ) -> None:
-    """KP-11: refused with the partitioner's name, and nothing is sent."""
+    """KP-11: refused with the partitioner's name, nothing is sent, and interceptors are told."""
 
     class Odd:
         def partition(self, topic: TopicView, key: bytes | None, value: bytes | None) -> Any:
             return choice
 
-    async with new_producer(partitioner=Odd()) as producer:
+    notes = Notes()
+    async with new_producer(partitioner=Odd(), interceptors=[notes]) as producer:
         if known:
             await producer.send("t4", b"value", partition=0)
-        with pytest.raises(InvalidPartition, match=f"Odd returned {choice!r} for t4, .* 4 "):
-            await producer.send("t4", b"value")
+            notes.ended.clear()
+        with pytest.raises(
+            InvalidPartition, match=f"Odd returned {choice!r} for t4, .* 4 "
+        ) as refused:
+            await producer.send("t4", b"value", headers={"h": "1"})
         assert producer.health.buffered_bytes == 0
+    ((metadata, exception, headers),) = notes.ended
+    assert (metadata.topic, metadata.partition, metadata.offset) == ("t4", -1, -1)
+    assert exception is refused.value
+    assert headers == (("h", b"1"),)
 
 
 async def test_custom_partitioner_that_raises(new_producer: New) -> None:
