@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncproducer.bench import running
+from asyncproducer.bench.peers import environment
 from asyncproducer.bench.running import Measurement, Plan, measurements, rotated
 from asyncproducer.bench.workloads import WORKLOADS, Case, headline
 
@@ -84,11 +86,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return answers
 
 
-def measure(cluster: Any, case: Case | None = None) -> Any:
+def measure(cluster: Any, case: Case | None = None, peer: str = "asyncproducer") -> Any:
     case = case or Case(name="x", records=10)
     with ExitStack() as stack:
         bench = running._Bench(cluster, stack)
-        return bench.measure(Measurement(headline(), case, "asyncproducer", 0))
+        return bench.measure(Measurement(headline(), case, peer, 0))
 
 
 def test_records_that_are_not_in_the_log_make_it_an_error(told: list[Any]) -> None:
@@ -143,3 +145,28 @@ def test_shared_topics_are_made_once_and_only_what_is_new_counts(told: list[Any]
         assert len(cluster.topics) == 1
         bench.forget_shared()
     assert cluster.topics == []
+
+
+def test_another_checkout_is_what_its_worker_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "asyncproducer" / "bench" / "worker.py"
+    worker.parent.mkdir(parents=True)
+    for package in (worker.parent.parent, worker.parent):
+        (package / "__init__.py").touch()
+    worker.write_text("""print('{"version": "older", "sent": 3}')""")
+    monkeypatch.setenv("ASYNCPRODUCER_BEFORE", str(tmp_path))
+    found = measure(Cluster(stored=3), peer="asyncproducer-before")
+    assert found == {"version": "older", "sent": 3}
+
+
+@pytest.mark.parametrize("told", [None, "."])
+def test_a_checkout_that_is_not_there_is_asked_for(
+    told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ASYNCPRODUCER_BEFORE", raising=False)
+    if told:
+        monkeypatch.setenv("ASYNCPRODUCER_BEFORE", told)
+    with pytest.raises(ValueError, match="needs ASYNCPRODUCER_BEFORE: the directory of a compiled"):
+        environment("asyncproducer-before")

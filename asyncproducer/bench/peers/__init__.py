@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from asyncproducer.bench.workloads import ALL, Case, Load
@@ -138,6 +139,8 @@ class PeerKind:
     levels: bool = False
     most_tasks: int = 1_000_000
     environment: dict[str, str] = field(default_factory=dict)
+    #: The variable that names the directory from which `asyncproducer` is imported; "": this one.
+    checkout: str = ""
 
     def can(self, case: Case) -> bool:
         """Whether it has what the case needs."""
@@ -188,13 +191,35 @@ PEERS: dict[str, PeerKind] = {
     "kafka-python": PeerKind("peers.kafka_python", "KafkaPython", _BLOCKING),
     "java": PeerKind("peers.java", "measure", ("flood",), whole=True, levels=True),
     "wire-replay": PeerKind("replay", "measure", ("flood", "loop"), whole=True),
+    "asyncproducer-before": PeerKind(
+        *("peers.ours", "Ours", _OURS),
+        transactional=True,
+        levels=True,
+        environment=_COMPILED,
+        checkout="ASYNCPRODUCER_BEFORE",
+    ),
 }
-assert tuple(PEERS) == ALL
+# Who wants another state of this producer to be measured has to say which.
+assert tuple(PEERS) == (*ALL, "asyncproducer-before")
 
 
 def environment(peer: str) -> dict[str, str]:
-    """The environment of the worker process of a peer."""
-    return {**os.environ, **PEERS[peer].environment}
+    """The environment of the worker process of a peer.
+
+    Raises ValueError if the peer is in another checkout, and that is not there.
+    """
+    kind = PEERS[peer]
+    found = {**os.environ, **kind.environment}
+    if kind.checkout:
+        path = Path(os.environ.get(kind.checkout, ""))
+        if not Path(path, "asyncproducer", "bench", "worker.py").is_file():
+            raise ValueError(
+                f"{peer} needs {kind.checkout}: the directory of a compiled checkout that has this "
+                f"one's asyncproducer/bench, not {str(path)!r}"
+            )
+        # Safe: what the command was started in must not come before it.
+        found |= {"PYTHONPATH": str(path.resolve()), "PYTHONSAFEPATH": "1"}
+    return found
 
 
 def load_peer(peer: str) -> Any:
