@@ -7,6 +7,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+import anyio.to_thread
 import pytest
 
 from asyncproducer.net import threads
@@ -141,3 +142,109 @@ async def test_the_next_begins_though_the_loop_has_no_time(
         assert begun.empty(), "one at a time"
         go_on[number].set()
     await asyncio.gather(*tasks)
+
+
+async def test_what_is_done_is_told_before_the_line_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first batch of a long line can leave while the second is compressed."""
+    monkeypatch.setattr(threads, "_cores", lambda: 2)
+    workers = Workers()
+    go_on = threading.Event()
+    first = asyncio.create_task(workers.run(lambda: "first"))
+    waiting = asyncio.create_task(workers.run(lambda: go_on.wait(REAL_SECONDS)))
+    async with asyncio.timeout(REAL_SECONDS):
+        assert await first == "first"
+    assert not waiting.done()
+    go_on.set()
+    assert await waiting
+
+
+async def test_the_worker_ends_with_the_last_of_the_line() -> None:
+    """Who closes at once afterwards leaves no task behind, and the next work begins anew."""
+    workers = Workers()
+    before = asyncio.all_tasks()
+    for number in range(3):
+        assert await workers.run(partial(abs, number)) == number
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before
+
+
+async def test_what_is_cancelled_in_the_line_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_cores", lambda: 2)
+    workers = Workers()
+    begun = SimpleQueue[int]()
+    go_on = threading.Event()
+
+    def work(number: int) -> int:
+        begun.put(number)
+        assert go_on.wait(REAL_SECONDS)
+        return number
+
+    tasks = [asyncio.create_task(workers.run(partial(work, number))) for number in range(3)]
+    assert await asyncio.to_thread(begun.get, timeout=REAL_SECONDS) == 0
+    tasks[1].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[1]
+    go_on.set()
+    assert [await tasks[0], await tasks[2]] == [0, 2]
+    assert begun.get(timeout=REAL_SECONDS) == 2
+    assert begun.empty()
+
+
+async def test_where_no_thread_is_to_be_had_each_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that has as many threads as it may: batches must fail, not hang."""
+
+    async def none_left(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = Workers()
+    with monkeypatch.context() as patched:
+        patched.setattr(anyio.to_thread, "run_sync", none_left)
+        async with asyncio.timeout(REAL_SECONDS):
+            refused = await asyncio.gather(
+                workers.run(int), workers.run(bool), return_exceptions=True
+            )
+    assert [str(error) for error in refused] == ["can't start new thread"] * 2
+    assert await workers.run(lambda: "again") == "again"
+
+
+async def test_when_all_tasks_are_cancelled_nobody_waits_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "_cores", lambda: 2)
+    workers = Workers()
+    started, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        go_on.wait(REAL_SECONDS)
+
+    before = asyncio.all_tasks()
+    waiting = [asyncio.create_task(workers.run(work)) for _ in range(2)]
+    assert await asyncio.to_thread(started.wait, REAL_SECONDS)
+    [worker] = asyncio.all_tasks() - before - {*waiting}
+    worker.cancel()
+    done, late = await asyncio.wait([*waiting, worker], timeout=REAL_SECONDS)
+    assert not late
+    assert all(task.cancelled() for task in done)
+    go_on.set()
+
+
+def test_the_loop_may_end_before_the_work_does() -> None:
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        go_on.wait(REAL_SECONDS)
+        ended.set()
+
+    async def main() -> None:
+        workers = Workers()
+        tasks = [asyncio.create_task(workers.run(work)) for _ in range(8)]
+        await asyncio.to_thread(started.wait, REAL_SECONDS)
+        del tasks
+
+    asyncio.run(main())
+    go_on.set()
+    assert ended.wait(REAL_SECONDS)
