@@ -40,6 +40,8 @@ _FINDINGS_OF_A_KIND = 2
 
 _HEADER = 16
 
+_MIB = 2**20
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
@@ -180,8 +182,9 @@ def _judge(target: Target, data: bytes) -> tuple[str, str, str] | None:
     # First: what takes much memory takes time for that.
     if grown > target.memory:
         return "memory", "memory", f"{grown:.0f} MiB, at most {target.memory} are meant"
-    if used > target.seconds:
-        return "slow", "slow", f"{used:.1f} s of CPU time, at most {target.seconds:g} are meant"
+    most = target.seconds * max(1.0, len(data) / _MIB)
+    if used > most:
+        return "slow", "slow", f"{used:.1f} s of CPU time, at most {most:.1f} are meant"
     return None
 
 
@@ -190,7 +193,7 @@ def _limit_memory(target: Target) -> None:
     with contextlib.suppress(ImportError):  # Windows
         import resource
 
-        most = (2048 + target.memory) * 1024 * 1024
+        most = (2048 + target.memory) * _MIB
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -201,7 +204,7 @@ def _peak_mib() -> float:
     except ImportError:
         return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
+    return peak / (_MIB if sys.platform == "darwin" else 1024)
 
 
 # -- the watcher -----------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Target(ABC):
     files: ClassVar[tuple[str, ...]]
     #: The memory that one input may take, in MiB.
     memory: ClassVar[int] = 64
-    #: The CPU time that one input may take, in seconds.
+    #: The CPU time that one input may take, in seconds; a larger one as often as it has MiB.
     seconds: ClassVar[float] = 1.0
 
     @abstractmethod

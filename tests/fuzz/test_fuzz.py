@@ -121,12 +121,17 @@ class Takes(Target):
         exec(data.decode())
 
 
+SPINS = "from time import process_time as t\nn = t()\nwhile t() - n"
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
         ("1 + 1", None),
         ("1 / 0", "error"),
-        ("from time import process_time as t\nn = t()\nwhile t() - n < 0.3: pass", "slow"),
+        (f"{SPINS} < 0.3: pass", "slow"),
+        pytest.param(f"{SPINS} < 0.3: pass  #{2**21 * 'x'}", None, id="more time for 2 MiB"),
+        pytest.param(f"{SPINS} < 0.5: pass  #{2**21 * 'x'}", "slow", id="too slow for 2 MiB"),
         ("bytearray(b'x') * 2**28", "memory"),
     ],
 )
