@@ -57,25 +57,29 @@ class Workers:
 
     def _begin(self) -> None:
         if self._line and len(self._workers) < self._most:
-            self._workers.add(self._loop.create_task(self._worker()))
+            worker = self._loop.create_task(self._worker(), name="asyncproducer compression")
+            self._workers.add(worker)
+            worker.add_done_callback(self._ended)
 
     async def _worker(self) -> None:
-        try:
-            await anyio.to_thread.run_sync(self._work, limiter=self._limiter)
-        except asyncio.CancelledError:
-            # All tasks of the loop end. What is done from here on, nobody is told.
-            for future in self._futures:
-                future.cancel()
-            raise
-        except Exception as error:  # there is no thread to be had
-            while self._line:
-                self._done.append((self._line.popleft()[1], None, error))
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            self._workers.discard(task)
-            self._tell()
-        self._begin()
+        await anyio.to_thread.run_sync(self._work, limiter=self._limiter)
+
+    def _ended(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        self._tell()
+        error: BaseException | None
+        if worker.cancelled():
+            # By somebody who ends all tasks. What its thread still does, nobody is told.
+            refused, error = [*self._futures], RuntimeError("its worker was cancelled")
+        elif error := worker.exception():  # there is no thread to be had
+            refused = [future for _, future in self._line]
+        else:
+            self._begin()
+            return
+        self._line.clear()
+        for future in refused:
+            if not future.done():
+                future.set_exception(error)
 
     def _work(self) -> None:
         """In the thread: all that is in the line."""
@@ -102,7 +106,7 @@ class Workers:
         done = self._done
         while done:
             future, result, error = done.popleft()
-            if future.cancelled():
+            if future.done():
                 continue
             if error is None:
                 future.set_result(result)

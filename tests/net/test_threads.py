@@ -209,9 +209,11 @@ async def test_where_no_thread_is_to_be_had_each_is_told(monkeypatch: pytest.Mon
     assert await workers.run(lambda: "again") == "again"
 
 
-async def test_when_all_tasks_are_cancelled_nobody_waits_on(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("turned", [False, True])
+async def test_a_worker_that_is_cancelled_tells_who_waits_and_another_follows(
+    monkeypatch: pytest.MonkeyPatch, turned: bool
 ) -> None:
+    """Before its first turn a task runs nothing at all, not even its `finally`."""
     monkeypatch.setattr(threads, "_cores", lambda: 2)
     workers = Workers()
     started, go_on = threading.Event(), threading.Event()
@@ -222,13 +224,17 @@ async def test_when_all_tasks_are_cancelled_nobody_waits_on(
 
     before = asyncio.all_tasks()
     waiting = [asyncio.create_task(workers.run(work)) for _ in range(2)]
-    assert await asyncio.to_thread(started.wait, REAL_SECONDS)
+    await asyncio.sleep(0)
     [worker] = asyncio.all_tasks() - before - {*waiting}
+    if turned:
+        assert await asyncio.to_thread(started.wait, REAL_SECONDS)
     worker.cancel()
-    done, late = await asyncio.wait([*waiting, worker], timeout=REAL_SECONDS)
-    assert not late
-    assert all(task.cancelled() for task in done)
+    async with asyncio.timeout(REAL_SECONDS):
+        told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(error) for error in told] == ["its worker was cancelled"] * 2
     go_on.set()
+    async with asyncio.timeout(REAL_SECONDS):
+        assert await workers.run(partial(abs, -1)) == 1
 
 
 def test_the_loop_may_end_before_the_work_does() -> None:
