@@ -352,6 +352,8 @@ class TransactionManager:
         #: Whether a broker may have committed it: what comes now is not of it any more.
         self._decided = False
         self._needs_bump = False
+        #: Whether one of its requests that got no answer would do harm in the next transaction.
+        self._may_harm = False
         self._partitions: dict[PartitionSequences, None] = {}
         self._new: dict[PartitionSequences, None] = {}
         self._pending: set[PartitionSequences] = set()
@@ -690,6 +692,7 @@ class TransactionManager:
         if request.kind in _OF_A_TRANSACTION and not self.version_two:
             # It may arrive yet, in the next transaction: there it must have an older epoch.
             self._needs_bump = True
+            self._may_harm = self._may_harm or request.kind in (Kind.COMMIT_OFFSETS, Kind.END)
         self._lose_coordinator(request)
         self._repeat(request, error, now)
 
@@ -920,8 +923,10 @@ class TransactionManager:
         version_two = self._ask_version() and (self.version_two or self.can_bump)
         upgrade = version_two and not self.version_two
         bump = self._needs_bump or upgrade or self.sequences.damaged
+        harm = self._may_harm
         self.version_two = version_two
-        self._needs_bump = self._asked = self._started = self.holds = self._decided = False
+        self._needs_bump = self._may_harm = self._decided = False
+        self._asked = self._started = self.holds = False
         self._held.clear()
         self._partitions.clear()
         self._new.clear()
@@ -937,6 +942,14 @@ class TransactionManager:
         else:
             self.sequences.rewind()
             self._ready(operation)
+            if harm:
+                self.fatal(
+                    KafkaError(
+                        "the last transaction is over, but a request of it that got no answer may "
+                        "arrive yet, in the next one, and the broker is too old to tell the two "
+                        "apart (Kafka 2.5 can); close this producer, and start another"
+                    )
+                )
 
     def _ready(self, operation: Operation | None) -> None:
         self._move(_S.READY)

@@ -1389,6 +1389,32 @@ def test_what_is_refused_while_the_end_is_on_its_way_changes_nothing() -> None:
     assert world.manager.state is TransactionState.ABORTABLE_ERROR
 
 
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("kind", AFTER_BEGIN)
+def test_where_nobody_gives_epochs_there_is_no_next_transaction_for_it_to_get_into(
+    kind: Kind, commits: bool
+) -> None:
+    """It would commit that one, or its offsets with it. A partition more does no harm."""
+    world, request, operation = reaches(kind)
+    manager = world.manager
+    manager.can_bump = False
+    manager.failed(request, ConnectionFailed("lost"), world.now)
+    if kind is not Kind.END:
+        if commits:
+            world.run()
+        operation = manager.commit() if commits else manager.abort()
+    world.run()
+    assert operation is not None
+    world.ended(operation)
+    if kind not in (Kind.COMMIT_OFFSETS, Kind.END):
+        manager.begin()
+        return
+    assert manager.state is TransactionState.FATAL_ERROR
+    with pytest.raises(KafkaError, match=r"may arrive yet, in the next one") as caught:
+        manager.begin()
+    assert type(caught.value) is KafkaError
+
+
 def test_version_two_has_a_new_epoch_for_each_transaction_anyway() -> None:
     world = World(version_two=True).begun()
     world.joins()
