@@ -92,6 +92,10 @@ logger = guarded("asyncproducer")
 #: How many records that waited for metadata are appended before the loop may turn.
 _SERVED_AT_ONCE = 500
 
+#: How many partitions must have a batch to send before a request leaves within a turn of the loop
+#: for a broker that has one: fewer would make many small requests under load.
+_BATCHES_PER_REQUEST = 5
+
 #: How much a loop of `await enqueue()` may take in before it lets the event loop turn: bytes,
 #: where a record counts as so many more than it has. That is half a millisecond or less.
 _BYTES_PER_TURN = 524_288
@@ -843,10 +847,11 @@ class Intake:
         if accumulator.fresh and not self._settling:
             self._settling = True
             self._loop.call_soon(self._settle)
-        for node in accumulator.ready:
-            # The connection has nothing to do: it leaves now, and the broker works while the loop
-            # has not turned yet.
-            if self._cluster.is_idle(node):
+        for node, line in accumulator.ready.items():
+            # The connection has nothing to do, or there is enough for a request of decent size: it
+            # leaves now, and the broker works while the loop has not turned yet.
+            enough = len(line) >= _BATCHES_PER_REQUEST and self._cluster.has_room(node)
+            if enough or self._cluster.is_idle(node):
                 # What fails there is not the caller's concern: the record is buffered.
                 self._scheduler.try_step(self.loop_time())
                 return

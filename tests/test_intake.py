@@ -1805,10 +1805,10 @@ async def test_closed_while_a_serializer_works(new_producer: New) -> None:
             await sending
 
 
-async def test_what_an_idle_broker_can_have_leaves_before_the_loop_turns(
+async def test_what_an_idle_broker_can_have_and_what_is_enough_leaves_before_the_loop_turns(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
-    """The others as soon as it has turned."""
+    """Of five partitions is enough, while a request is under way."""
     cluster.create_topic("six", partitions=6)
     for partition in range(6):
         cluster.move_leader("six", partition, 1)
@@ -1821,10 +1821,7 @@ async def test_what_an_idle_broker_can_have_leaves_before_the_loop_turns(
             for _ in range(2)
         ]
         # There was no await since the first record.
-        assert producer.metrics()["request_total:node=node-1"] == 1
-        assert producer.metrics()["record_send_total"] == 1
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        assert producer.metrics()["request_total:node=node-1"] == 2
         assert producer.metrics()["record_send_total"] == 6
         await producer.flush()
         assert all(delivery.done() for delivery in deliveries)

@@ -254,6 +254,12 @@ class Cluster:
             if link.connection is not None
         )
 
+    def has_room(self, node_id: int) -> bool:
+        """Whether the broker's connection takes a request now."""
+        link = self._links.get(node_id)
+        connection = None if link is None or link.claims else link.connection
+        return connection is not None and connection.can_send(self._loop.time())
+
     def is_idle(self, node_id: int) -> bool:
         """Whether the broker's connection has nothing to do, and takes a request now."""
         link = self._links.get(node_id)
