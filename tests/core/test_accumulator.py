@@ -1060,8 +1060,7 @@ def test_what_is_as_large_as_it_may_be_does_not_wait_to_grow() -> None:
 
 def test_what_has_grown_to_four_batches_waits_no_longer() -> None:
     rig = growing(linger=0.5)
-    size = rig.accumulator._batch_size
-    while not rig.ready() or rig.queue().batches[0].size <= 4 * size:
+    while not rig.ready() or rig.queue().batches[0].size <= 4 * 1000:
         assert not rig.ready() or rig.accumulator.may_grow(1, rig.now)
         rig.append(bytes(200))
     assert len(rig.queue().batches) == 1
