@@ -1805,23 +1805,27 @@ async def test_closed_while_a_serializer_works(new_producer: New) -> None:
             await sending
 
 
+@pytest.mark.parametrize(("partitions", "requests", "sent"), [(5, 1, 1), (6, 2, 6)])
 async def test_what_an_idle_broker_can_have_and_what_is_enough_leaves_before_the_loop_turns(
-    cluster: EmbeddedCluster, new_producer: New
+    cluster: EmbeddedCluster, new_producer: New, partitions: int, requests: int, sent: int
 ) -> None:
-    """Of five partitions is enough, while a request is under way."""
-    cluster.create_topic("six", partitions=6)
-    for partition in range(6):
-        cluster.move_leader("six", partition, 1)
+    """Of five partitions is enough, while a request is under way. Others: when it has turned."""
+    cluster.create_topic("many", partitions=partitions)
+    for partition in range(partitions):
+        cluster.move_leader("many", partition, 1)
     async with new_producer(batch_size=200, batch_max_bytes=0) as producer:
-        await producer.warm_up("six")
+        await producer.warm_up("many")
         value = b"x" * 150  # two do not fit into one batch
         deliveries = [
-            producer.send_nowait("six", value, partition=partition)
-            for partition in range(6)
+            producer.send_nowait("many", value, partition=partition)
+            for partition in range(partitions)
             for _ in range(2)
         ]
         # There was no await since the first record.
-        assert producer.metrics()["request_total:node=node-1"] == 2
-        assert producer.metrics()["record_send_total"] == 6
+        assert producer.metrics()["request_total:node=node-1"] == requests
+        assert producer.metrics()["record_send_total"] == sent
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert producer.metrics()["record_send_total"] == partitions
         await producer.flush()
         assert all(delivery.done() for delivery in deliveries)

@@ -1352,25 +1352,35 @@ def test_offsets_under_way_are_not_repeated_in_an_abort() -> None:
     assert world.run() == [Kind.END]
 
 
+def over_without_an_answer(
+    kind: Kind, commits: bool, *, can_bump: bool
+) -> tuple[World, list[Kind]]:
+    """A transaction that is over, though a request of it was lost; and the last ones made."""
+    world, request, operation = reaches(kind)
+    manager = world.manager
+    manager.can_bump = can_bump
+    manager.failed(request, ConnectionFailed("lost"), world.now)
+    if kind is not Kind.END:
+        if commits:
+            world.run()
+        operation = manager.commit() if commits else manager.abort()
+    requests = world.run()
+    assert operation is not None
+    world.ended(operation)
+    return world, requests
+
+
 @pytest.mark.parametrize("commits", [True, False])
 @pytest.mark.parametrize("kind", AFTER_BEGIN)
 def test_what_got_no_answer_must_not_get_into_the_next_transaction(
     kind: Kind, commits: bool
 ) -> None:
     """A broker that stood still may yet do it, as a part of what is open then."""
-    world, request, operation = reaches(kind)
-    manager = world.manager
-    manager.failed(request, ConnectionFailed("lost"), world.now)
-    if kind is not Kind.END:
-        if commits:
-            world.run()
-        operation = manager.commit() if commits else manager.abort()
-    assert world.run()[-1] is Kind.BUMP_EPOCH
-    assert operation is not None
-    world.ended(operation)
-    manager.begin()
+    world, requests = over_without_an_answer(kind, commits, can_bump=True)
+    assert requests[-1] is Kind.BUMP_EPOCH
+    world.manager.begin()
     world.joins()
-    manager.commit()
+    world.manager.commit()
     assert world.run() == [Kind.END]
 
 
@@ -1395,17 +1405,9 @@ def test_where_nobody_gives_epochs_there_is_no_next_transaction_for_it_to_get_in
     kind: Kind, commits: bool
 ) -> None:
     """It would commit that one, or its offsets with it. A partition more does no harm."""
-    world, request, operation = reaches(kind)
+    world, requests = over_without_an_answer(kind, commits, can_bump=False)
     manager = world.manager
-    manager.can_bump = False
-    manager.failed(request, ConnectionFailed("lost"), world.now)
-    if kind is not Kind.END:
-        if commits:
-            world.run()
-        operation = manager.commit() if commits else manager.abort()
-    world.run()
-    assert operation is not None
-    world.ended(operation)
+    assert Kind.BUMP_EPOCH not in requests
     if kind not in (Kind.COMMIT_OFFSETS, Kind.END):
         manager.begin()
         return
