@@ -149,7 +149,7 @@ cdef class Intake:
     cdef dict _absent
     cdef object _declined
     cdef Py_ssize_t _taken
-    cdef bint _settling
+    cdef Py_ssize_t _settling
     cdef object __weakref__
 
     cpdef object enter(

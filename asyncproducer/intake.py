@@ -96,6 +96,9 @@ _SERVED_AT_ONCE = 500
 #: for a broker that has one: fewer would make many small requests under load.
 _BATCHES_PER_REQUEST = 5
 
+#: In how many turns of the loop a record leaves that nobody follows.
+_LONE_TURNS = 2
+
 #: How much a loop of `await enqueue()` may take in before it lets the event loop turn: bytes,
 #: where a record counts as so many more than it has. That is half a millisecond or less.
 _BYTES_PER_TURN = 524_288
@@ -484,7 +487,8 @@ class Intake:
         self._declined: KafkaError | None = None
         #: What came in since the loop has turned.
         self._taken = 0
-        self._settling = False
+        #: For how many turns of the loop `_settle` has been under way; 0 while it is not.
+        self._settling = 0
         #: How often it was opened: once, or once for each transaction.
         self.openings = 0
         self._late = False
@@ -845,7 +849,7 @@ class Intake:
         """A batch began or became full: let the scheduler know."""
         accumulator = self.accumulator
         if accumulator.fresh and not self._settling:
-            self._settling = True
+            self._settling = 1
             self._loop.call_soon(self._settle)
         for node, line in accumulator.ready.items():
             # The connection has nothing to do, or there is enough for a request of decent size: it
@@ -856,17 +860,23 @@ class Intake:
                 self._scheduler.try_step(self.loop_time())
                 return
         accumulator.news = False
-        self._scheduler.wake()
+        if not self._settling:
+            self._scheduler.wake()
 
     def _settle(self) -> None:
         """One turn of the loop later: is anybody still adding to the new batches?"""
         now = self.loop_time()
         accumulator = self.accumulator
-        self._settling = accumulator.settle(now, self._cluster.is_idle)
-        if self._settling:
+        if accumulator.settle(now, self._cluster.is_idle):
+            self._settling += 1
             self._loop.call_soon(self._settle)
-        if accumulator.ready:
+        else:
+            self._settling = 0
+        if accumulator.ready or not self._settling:
             self._scheduler.try_step(now)
+        elif self._settling > _LONE_TURNS:
+            # Records still come: some may stay for their linger time.
+            self._scheduler.awake_by(accumulator.next_deadline())
 
     def tell_news(self) -> None:
         """Somebody else than a caller of ours appended: let the scheduler know, if need be."""

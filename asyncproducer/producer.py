@@ -660,7 +660,6 @@ class Producer(Front, Generic[K, V]):
         fence = Fence(self._finish_waiting)
         self._accumulator.begin_flush(fence, began)
         self._scheduler.try_step(began)
-        self._scheduler.wake()
         if fence.remaining and not hurry.done():
             await asyncio.wait([hurry])
         aborted = 0
@@ -1207,7 +1206,6 @@ class Producer(Front, Generic[K, V]):
             if not fence.remaining:
                 return
             self._scheduler.step(now)
-            self._scheduler.wake()
             async with asyncio.timeout(timeout):
                 await passed
         except TimeoutError:

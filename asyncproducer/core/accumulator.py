@@ -824,11 +824,6 @@ class Accumulator:
             return expiry if expiry < deadline else deadline
         return deadline
 
-    @property
-    def waits(self) -> bool:
-        """Whether there may be batches that wait for their time, or for a connection."""
-        return bool(self._timers or self.ready)
-
     # -- leaving ---------------------------------------------------------------------------
 
     def drain(self, node: int, max_size: int, now: float) -> list[ProducerBatch]:

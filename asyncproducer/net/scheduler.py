@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -154,7 +153,13 @@ class Scheduler:
         except Exception:
             # A bug must not end the producer: what it hit stays queued and expires.
             logger.exception("the scheduler failed; it goes on")
-            return now + self._backoff
+            return self.awake_by(now + self._backoff)
+
+    def awake_by(self, deadline: float) -> float:
+        """Let the task sleep until `deadline` at the latest, and return that."""
+        if deadline < self._sleeps_until:
+            self.wake()
+        return deadline
 
     def wake(self) -> None:
         """Let the task step in the next turn of the loop."""
@@ -200,15 +205,9 @@ class Scheduler:
                 accumulator.give_back()
                 if not (self._step_again or accumulator.news):
                     deadline = accumulator.next_deadline()
-                    # Where all has left at once, its answer comes first: no need to wake.
-                    # Not so where it is being compressed.
-                    waits = bool(self._tasks) or accumulator.waits
                     if self._transactions is not None:
                         deadline = min(deadline, self._transactions.wake_at)
-                        waits = True
-                    if deadline < self._sleeps_until and waits:
-                        self.wake()
-                    return deadline
+                    return self.awake_by(deadline)
         finally:
             self._stepping = False
 
@@ -263,7 +262,6 @@ class Scheduler:
         else:
             self._accumulator.compressed(batch, payload, self._loop.time())
         self.try_step(self._loop.time())
-        self.wake()
 
     # -- requests --------------------------------------------------------------------------
 
@@ -367,7 +365,6 @@ class Scheduler:
                 self._response(response, batches, by_place, now)
         self._accumulator.give_back()
         self.try_step(now)
-        self.wake()
 
     def _lost(self, batches: list[ProducerBatch], error: BaseException, now: float) -> None:
         code = getattr(error, "code", None)
@@ -386,35 +383,35 @@ class Scheduler:
         now: float,
     ) -> None:
         hints: list[LeaderHint] = []
-        answered: set[ProducerBatch] = set()
-        refused: list[tuple[ProducerBatch, wire.ProducePartitionResponse]] = []
-        meant = [
-            by_place.get(
-                (part.topic if part.topic is not None else part.topic_id or b"", part.partition)
-            )
-            for part in response.partitions
-        ]
-        # Two answers for one batch contradict each other, or one is another's: none counts.
-        twice: set[ProducerBatch | None] = set()
-        if len(set(meant)) < len(meant):
-            twice = {batch for batch, times in Counter(meant).items() if times > 1}
-        for part, batch in zip(response.partitions, meant, strict=True):
-            if batch is None or batch in twice:
+        answers: dict[ProducerBatch, wire.ProducePartitionResponse] = {}
+        doubtful: list[ProducerBatch] = []
+        refused: list[ProducerBatch] = []
+        for part in response.partitions:
+            topic: str | bytes = part.topic if part.topic is not None else part.topic_id or b""
+            batch = by_place.get((topic, part.partition))
+            if batch is None or batch in answers:
                 logger.warning(
                     "a broker answered for %s-%d, which the request did not contain, or twice",
                     part.topic,
                     part.partition,
                 )
+                if batch is not None:
+                    doubtful.append(batch)
                 continue
-            answered.add(batch)
+            answers[batch] = part
+        for batch in doubtful:
+            # Two answers for one batch contradict each other, or one is another's: none counts.
+            answers.pop(batch, None)
+        for batch, part in answers.items():
             code = part.error_code
             if code == ErrorCode.NONE or code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 self._accumulator.landed(batch)
                 self._acknowledge(batch, part.base_offset, part.log_append_time, now)
             else:
-                refused.append((batch, part))
+                refused.append(batch)
         # Afterwards: what is fatal ends the others, and what is stored is not to be among them.
-        for batch, part in refused:
+        for batch in refused:
+            part = answers[batch]
             self._accumulator.landed(batch)
             # A topic that was made again since has other leaders.
             if part.leader >= 0 and part.leader_epoch >= 0 and batch.sent_to != GONE:
@@ -433,10 +430,10 @@ class Scheduler:
             )
         if hints:
             self._cluster.take_hints(hints, response.nodes)
-        if len(answered) < len(batches):
+        if len(answers) < len(batches):
             missing = ProtocolError("the broker's answer leaves out a partition of the request")
             for batch in batches:
-                if batch not in answered:
+                if batch not in answers:
                     self._accumulator.landed(batch)
                     code = int(ErrorCode.NETWORK_EXCEPTION)
                     self._conclude(batch, code, str(missing), missing, {}, -1, now)
@@ -650,7 +647,6 @@ class Scheduler:
                     self._id_told = False
                     self._accumulator.touch_all(now)
                     self.try_step(now)
-                    self.wake()
                     self._on_ready()
                     return
                 else:

@@ -172,7 +172,6 @@ class Transactions:
         now = self._loop.time()
         self._accumulator.touch_partitions(self._manager.release(), now)
         self._scheduler.try_step(now)
-        self._scheduler.wake()
 
     def produced(self, latency: float, *, refused: bool) -> None:
         """Produce was answered; `refused`: because of the last transaction's markers."""
@@ -212,7 +211,6 @@ class Transactions:
     def _go(self, now: float) -> None:
         self._follow(now)
         self._scheduler.try_step(now)
-        self._scheduler.wake()
 
     async def _wait(self, operation: Operation, deadline: float) -> None:
         if operation.done:
@@ -375,7 +373,6 @@ class Transactions:
         self._follow(now)
         self._changes.tell()
         self._scheduler.try_step(now)
-        self._scheduler.wake()
 
     def _look_at(self, coordinator: int | None) -> None:
         if coordinator is not None:

@@ -150,6 +150,43 @@ async def test_while_a_broker_has_a_request_full_batches_grow_until_they_have_li
     assert [batch.record_count for batch in batches(cluster)] == [1, 2, 4, 5]
 
 
+async def test_a_lone_send_takes_two_steps(cluster: EmbeddedCluster, new_producer: New) -> None:
+    """One to send it, one for its answer: the task of the scheduler sleeps."""
+    async with new_producer(linger_ms=1000) as producer:
+        await producer.send("t", payload(0))
+        await asyncio.sleep(0.001)
+        scheduler = producer._scheduler
+        step, steps = scheduler.step, []
+
+        def counted(now: float) -> float:
+            steps.append(now)
+            return step(now)
+
+        scheduler.step = counted  # type: ignore[method-assign]
+        for number in range(1, 11):
+            await producer.send("t", payload(number))
+        assert len(steps) == 20
+    assert stored(cluster) == list(range(11))
+
+
+async def test_the_task_knows_of_a_linger_time_while_the_batch_still_grows(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(linger_ms=20) as producer:
+        await producer.send("t", payload(0))
+        held = cluster.inject("produce", hold=True)
+        producer.send_nowait("t", payload(1))
+        await held.reached()
+        await asyncio.sleep(1)  # the time of the first ones is over
+        scheduler = producer._scheduler
+        assert scheduler._sleeps_until > now() + 1
+        for number in range(2, 10):
+            producer.send_nowait("t", b"%d" % number)
+            await asyncio.sleep(0)
+        assert scheduler._sleeps_until == pytest.approx(now() + 0.02)
+        held.release()
+
+
 async def test_one_request_has_one_batch_of_each_partition(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
@@ -1258,7 +1295,7 @@ async def test_partitions_that_nobody_asked_for_or_that_are_told_twice_do_not_co
         assert (await producer.send("t", payload(0))).offset == 0
         assert producer.metrics()["record_retry_total"] == 1
         assert producer.health.buffered_bytes == 0
-    assert sum("which the request did not contain" in r.getMessage() for r in caplog.records) == 4
+    assert sum("which the request did not contain" in r.getMessage() for r in caplog.records) == 3
     assert len(cluster.records("t")) == 1
 
 
