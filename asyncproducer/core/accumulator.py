@@ -48,10 +48,6 @@ __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
 #: Whether this module runs compiled. A file that Python loads from source ends in .py.
 COMPILED = not __file__.endswith(".py")
 
-#: From so many times `batch_size` on, it is better that a busy broker has the next request already
-#: than that this grows: a burst of 8,000 tasks was 10 % slower where it grew without end.
-_GROWN = 4
-
 _NEVER = float("inf")
 
 #: A heap with so few entries is not worth tidying up.
@@ -792,7 +788,7 @@ class Accumulator:
 
     def may_grow(self, node: int, now: float) -> bool:
         """Whether what is ready for a busy node may wait and grow: until its linger time is over,
-        or it is a few times as large as it had to be.
+        and nobody awaits it (for 8,000 tasks that did, it was 12 % slower).
 
         `next_deadline` tells when that is.
         """
@@ -801,7 +797,7 @@ class Accumulator:
             return False
         queue = next(iter(line))
         head = queue.batches[0] if queue.batches else None
-        if head is None or not head.is_open or head.size > _GROWN * self._batch_size:
+        if head is None or not head.is_open or head.waiters:
             return False
         due = head.created_at + self._linger
         if due <= now:

@@ -150,6 +150,21 @@ async def test_while_a_broker_has_a_request_full_batches_grow_until_they_have_li
     assert [batch.record_count for batch in batches(cluster)] == [1, 2, 4, 5]
 
 
+async def test_an_awaited_record_leaves_with_its_full_batch_also_while_the_broker_has_a_request(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(batch_size=150, linger_ms=50) as producer:
+        await producer.send("t", payload(0))
+        held = cluster.inject("produce", hold=True)
+        first = asyncio.ensure_future(producer.send("t", payload(1)))
+        await held.reached()
+        others = [asyncio.ensure_future(producer.send("t", payload(n))) for n in (2, 3)]
+        await asyncio.sleep(0.001)
+        assert producer.metrics()["requests_in_flight"] == 2
+        held.release()
+        await asyncio.gather(first, *others)
+
+
 async def test_a_lone_send_takes_two_steps(cluster: EmbeddedCluster, new_producer: New) -> None:
     """One to send it, one for its answer: the task of the scheduler sleeps."""
     async with new_producer(linger_ms=1000) as producer:
