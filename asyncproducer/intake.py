@@ -867,16 +867,20 @@ class Intake:
         """One turn of the loop later: is anybody still adding to the new batches?"""
         now = self.loop_time()
         accumulator = self.accumulator
-        if accumulator.settle(now, self._cluster.is_idle):
-            self._settling += 1
-            self._loop.call_soon(self._settle)
-        else:
-            self._settling = 0
+        turns, self._settling = self._settling, 0
+        try:
+            if accumulator.settle(now, self._cluster.is_idle):
+                self._settling = turns + 1
+                self._loop.call_soon(self._settle)
+        except BaseException:
+            self._scheduler.wake()
+            raise
         if accumulator.ready or not self._settling:
             self._scheduler.try_step(now)
         elif self._settling > _LONE_TURNS:
-            # Records still come: some may stay for their linger time.
-            self._scheduler.awake_by(accumulator.next_deadline())
+            # Records still come. Some may have a linger time, or their partition no leader yet, or
+            # no place in the transaction: that is for a step.
+            self._scheduler.wake()
 
     def tell_news(self) -> None:
         """Somebody else than a caller of ours appended: let the scheduler know, if need be."""

@@ -765,6 +765,22 @@ async def test_a_transaction_of_nothing_asks_nobody(
 # -- on the wire -------------------------------------------------------------------------------
 
 
+async def test_a_partition_is_asked_for_while_records_still_come(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    cluster.set_feature("transaction.version", 1)
+    async with new(linger_ms=0) as producer:
+        async with producer.transaction():
+            await producer.send("t4", b"", partition=0)
+        await asyncio.sleep(1)
+        async with producer.transaction():
+            for number in range(10):
+                producer.send_nowait("t4", b"%d" % number, partition=0)
+                await asyncio.sleep(0)
+            assert producer.metrics()["requests_in_flight"] == 1
+    assert len(cluster.received("add_partitions_to_txn")) == 2
+
+
 async def test_requests_of_a_transaction(cluster: EmbeddedCluster, new: New, version: int) -> None:
     """TX-07, KP-30, TX-42: which ones, in which order, and no newer than they may be."""
     async with new() as producer:

@@ -202,6 +202,29 @@ async def test_the_task_knows_of_a_linger_time_while_the_batch_still_grows(
         held.release()
 
 
+async def test_what_fails_while_records_come_does_not_keep_the_next_ones_waiting(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    told: list[dict[str, Any]] = []
+
+    def fails(node: int) -> bool:
+        del vars(producer._cluster)["is_idle"]
+        raise MemoryError
+
+    async with new_producer(linger_ms=5) as producer:
+        await producer.send("t", payload(0))
+        await asyncio.sleep(1)
+        producer._cluster.is_idle = fails  # type: ignore[assignment, method-assign]
+        began = now()
+        await producer.send("t", payload(1))
+        assert now() < began + 0.01, "it has lingered"
+        began = now()
+        await producer.send("t", payload(2))
+        assert now() < began + 0.005
+    assert [type(context["exception"]) for context in told] == [MemoryError]
+
+
 async def test_one_request_has_one_batch_of_each_partition(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
