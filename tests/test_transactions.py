@@ -781,6 +781,33 @@ async def test_a_partition_is_asked_for_while_records_still_come(
     assert len(cluster.received("add_partitions_to_txn")) == 2
 
 
+@pytest.mark.parametrize("records", [0, 1])
+@pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction"])
+async def test_the_end_is_told_to_who_asks_again_however_often_he_is_cancelled(
+    cluster: EmbeddedCluster, new: New, call: str, records: int
+) -> None:
+    async with new() as producer:
+        for turns in range(1, 5):
+            await producer.begin_transaction()
+            for _ in range(records):
+                await producer.enqueue("t", b"1")
+            told = 0
+            for _ in range(3):
+                task = asyncio.ensure_future(getattr(producer, call)())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                    told += 1
+                    break
+                await asyncio.sleep(1)
+            assert told == 1
+        await works(cluster, producer)
+    kept = records if call == "commit_transaction" else 0
+    assert committed(cluster) == [b"1"] * 4 * kept
+
+
 async def test_requests_of_a_transaction(cluster: EmbeddedCluster, new: New, version: int) -> None:
     """TX-07, KP-30, TX-42: which ones, in which order, and no newer than they may be."""
     async with new() as producer:
@@ -1563,6 +1590,8 @@ async def test_a_late_answer_that_there_is_no_transaction_changes_nothing(
         assert late.hits == 1
         assert isinstance(delivery.exception(), DeliveryTimeout)
         assert isinstance(caught.value.__cause__, DeliveryTimeout)
+        (ended,) = cluster.received("end_txn")
+        assert ended.received_at >= cluster.received("produce")[1].received_at + 1.5
         await works(cluster, producer)
         await asyncio.sleep(2)  # the answer is there now at the latest
         await works(cluster, producer)

@@ -495,6 +495,11 @@ class TransactionManager:
         if operation is self._last_offsets:
             self._last_offsets = None
 
+    def not_observed(self, operation: Operation) -> None:
+        """Who was about to know how a transaction ended was cancelled: the same call tells it."""
+        if self._ending is None and operation.name in (COMMIT, ABORT):
+            self._ending = operation
+
     def leave_abort(self) -> None:
         """Nobody will ask for the end of the abort that is under way: what it does is clear."""
         if self._ending is not None and self._ending.name == ABORT:

@@ -204,7 +204,10 @@ class Transactions:
         self._manager.leave_abort()
 
     async def _call(self, name: str, operation: Operation, began: float) -> None:
+        ended_before = operation.done
         self._go(began)
+        if operation.done and not ended_before:
+            await self._others(operation)
         await self._wait(operation, began + self._max_block)
         self._metrics.transaction_called(name, self._loop.time() - began)
 
@@ -213,12 +216,7 @@ class Transactions:
         self._scheduler.try_step(now)
 
     async def _wait(self, operation: Operation, deadline: float) -> None:
-        if operation.done:
-            self._manager.observed(operation)
-            # No broker was asked. What was begun within the transaction, and has not had its turn
-            # yet, has it now: it is not to run in the next one.
-            await asyncio.sleep(0)
-        elif deadline <= self._loop.time():
+        if not operation.done and deadline <= self._loop.time():
             await asyncio.sleep(0)  # who does not wait and asks again lets it go on all the same
         while not operation.done:
             if self._loop.time() >= deadline:
@@ -227,6 +225,19 @@ class Transactions:
         self._manager.observed(operation)
         if operation.error is not None:
             raise again(operation.error)
+
+    async def _others(self, operation: Operation) -> None:
+        """No broker was asked. What was begun within the transaction, and has not had its turn yet,
+        has it now: it is not to run in the next one."""
+        manager = self._manager
+        number = manager.number
+        manager.observed(operation)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if manager.number == number:
+                manager.not_observed(operation)
+            raise
 
     def _timeout(self, operation: Operation) -> TransactionTimeout:
         text = f"{operation.name}() has no end after {self._max_block:g} s (max_block_ms)"
