@@ -99,7 +99,7 @@ UNKNOWN_SERVER_ERROR.
   transaction or not, until the producer is closed.
 
 In ABORTABLE_ERROR and FATAL_ERROR the message begins with the call and the state:
-`send() is not allowed in state ABORTABLE_ERROR: ...`.
+`commit_transaction() is not allowed in state ABORTABLE_ERROR: ...`.
 
 ## What an answer to a Produce request means
 

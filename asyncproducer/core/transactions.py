@@ -122,6 +122,9 @@ TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
 START, BEGIN, SEND = "start", "begin_transaction", "send"
 SEND_OFFSETS, COMMIT, ABORT = "send_offsets", "commit_transaction", "abort_transaction"
 
+#: How a message names a call: all that send come in by one door.
+_CALL_NAMES = {SEND: "send() (or enqueue(), send_nowait(), send_many(), send_table())"}
+
 #: The states in which a call is allowed.
 CALLS: dict[str, frozenset[TransactionState]] = {
     START: frozenset({_S.UNINITIALIZED}),
@@ -378,7 +381,7 @@ class TransactionManager:
             self._ending = ending = None
         if ending is None and state in CALLS[call]:
             return
-        refused = f"{call}() is not allowed in state {state.name}: "
+        refused = f"{_CALL_NAMES.get(call, f'{call}()')} is not allowed in state {state.name}: "
         if state is _S.FATAL_ERROR and self.error is not None:
             error = again(self.error)
             error.args = (f"{refused}{self.error}",)
