@@ -48,6 +48,10 @@ __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
 #: Whether this module runs compiled. A file that Python loads from source ends in .py.
 COMPILED = not __file__.endswith(".py")
 
+#: From so many times `batch_size` on, it is better that a busy broker has the next request already
+#: than that this grows: with records of 1 kB the rate was a fifth lower without this bound.
+_GROWN = 4
+
 _NEVER = float("inf")
 
 #: A heap with so few entries is not worth tidying up.
@@ -788,7 +792,8 @@ class Accumulator:
 
     def may_grow(self, node: int, now: float) -> bool:
         """Whether what is ready for a busy node may wait and grow: until its linger time is over,
-        and nobody awaits it (for 8,000 tasks that did, it was 12 % slower).
+        or it is a few times as large as it had to be; and if nobody awaits it (8,000 tasks that did
+        were 12 % slower).
 
         `next_deadline` tells when that is.
         """
@@ -798,6 +803,8 @@ class Accumulator:
         queue = next(iter(line))
         head = queue.batches[0] if queue.batches else None
         if head is None or not head.is_open or head.waiters:
+            return False
+        if head.size > _GROWN * self._batch_size:
             return False
         due = head.created_at + self._linger
         if due <= now:

@@ -1058,6 +1058,15 @@ def test_what_is_as_large_as_it_may_be_does_not_wait_to_grow() -> None:
     assert rig.accumulator.next_deadline() == 1120.25, "who steps asks again, or it has left"
 
 
+def test_what_has_grown_to_four_batches_waits_no_longer() -> None:
+    rig = growing(linger=0.5)
+    while not rig.ready() or rig.queue().batches[0].size <= 4 * 1000:
+        assert not rig.ready() or rig.accumulator.may_grow(1, rig.now)
+        rig.append(bytes(200))
+    assert len(rig.queue().batches) == 1
+    assert not rig.accumulator.may_grow(1, rig.now)
+
+
 def test_what_somebody_awaits_does_not_wait_to_grow() -> None:
     rig = growing(linger=0.5, loop=object())
     rig.append(bytes(900))
