@@ -153,9 +153,9 @@ class Scheduler:
         except Exception:
             # A bug must not end the producer: what it hit stays queued and expires.
             logger.exception("the scheduler failed; it goes on")
-            return self.awake_by(now + self._backoff)
+            return self._awake_by(now + self._backoff)
 
-    def awake_by(self, deadline: float) -> float:
+    def _awake_by(self, deadline: float) -> float:
         """Let the task sleep until `deadline` at the latest, and return that."""
         if deadline < self._sleeps_until:
             self.wake()
@@ -207,7 +207,7 @@ class Scheduler:
                     deadline = accumulator.next_deadline()
                     if self._transactions is not None:
                         deadline = min(deadline, self._transactions.wake_at)
-                    return self.awake_by(deadline)
+                    return self._awake_by(deadline)
         finally:
             self._stepping = False
 
@@ -384,24 +384,26 @@ class Scheduler:
     ) -> None:
         hints: list[LeaderHint] = []
         answers: dict[ProducerBatch, wire.ProducePartitionResponse] = {}
-        doubtful: list[ProducerBatch] = []
+        twice: list[ProducerBatch] = []
+        strays: list[wire.ProducePartitionResponse] = []
         refused: list[ProducerBatch] = []
         for part in response.partitions:
             topic: str | bytes = part.topic if part.topic is not None else part.topic_id or b""
             batch = by_place.get((topic, part.partition))
             if batch is None or batch in answers:
-                logger.warning(
-                    "a broker answered for %s-%d, which the request did not contain, or twice",
-                    part.topic,
-                    part.partition,
-                )
+                strays.append(part)
                 if batch is not None:
-                    doubtful.append(batch)
+                    twice.append(batch)
                 continue
             answers[batch] = part
-        for batch in doubtful:
-            # Two answers for one batch contradict each other, or one is another's: none counts.
-            answers.pop(batch, None)
+        # Two answers for one batch contradict each other, or one is another's: none counts.
+        strays += [answers.pop(batch) for batch in twice if batch in answers]
+        for part in strays:
+            logger.warning(
+                "a broker answered for %s-%d, which the request did not contain, or twice",
+                part.topic,
+                part.partition,
+            )
         for batch, part in answers.items():
             code = part.error_code
             if code == ErrorCode.NONE or code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:

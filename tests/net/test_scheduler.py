@@ -1333,7 +1333,7 @@ async def test_partitions_that_nobody_asked_for_or_that_are_told_twice_do_not_co
         assert (await producer.send("t", payload(0))).offset == 0
         assert producer.metrics()["record_retry_total"] == 1
         assert producer.health.buffered_bytes == 0
-    assert sum("which the request did not contain" in r.getMessage() for r in caplog.records) == 3
+    assert sum("which the request did not contain" in r.getMessage() for r in caplog.records) == 4
     assert len(cluster.records("t")) == 1
 
 
