@@ -77,7 +77,6 @@ cdef class Accumulator:
     cdef public Py_ssize_t flushing
     cdef public bint closed
     cdef bint _rushing
-    cdef double _growing_until
     cdef Py_ssize_t _returned
     cdef public bint news
     cdef public Delivery last

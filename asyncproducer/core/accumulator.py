@@ -48,10 +48,6 @@ __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
 #: Whether this module runs compiled. A file that Python loads from source ends in .py.
 COMPILED = not __file__.endswith(".py")
 
-#: From so many times `batch_size` on, it is better that a busy broker has the next request already
-#: than that this grows: with records of 1 kB the rate was a fifth lower without this bound.
-_GROWN = 4
-
 _NEVER = float("inf")
 
 #: A heap with so few entries is not worth tidying up.
@@ -242,7 +238,6 @@ class Accumulator:
         self.closed = False
         self._rushing = False
         #: When the first of those must leave after all that wait for a busy node.
-        self._growing_until = _NEVER
         self._returned = 0
         #: Set when a queue became ready or a batch began; the shell clears it.
         self.news = False
@@ -790,38 +785,12 @@ class Accumulator:
                 queue.timer = _NEVER
                 self._touch(queue, now)
 
-    def may_grow(self, node: int, now: float) -> bool:
-        """Whether what is ready for a busy node may wait and grow: until its linger time is over,
-        or it is a few times as large as it had to be; and if nobody awaits it (8,000 tasks that did
-        were 12 % slower).
-
-        `next_deadline` tells when that is.
-        """
-        line = self.ready.get(node)
-        if line is None or self.flushing or self.closed:
-            return False
-        queue = next(iter(line))
-        head = queue.batches[0] if queue.batches else None
-        if head is None or not head.is_open or head.waiters:
-            return False
-        if head.size > _GROWN * self._batch_size:
-            return False
-        due = head.created_at + self._linger
-        if due <= now:
-            return False
-        if due < self._growing_until:
-            self._growing_until = due
-        return True
-
     def next_deadline(self) -> float:
         """When something must be done if nothing happens before; infinity for never."""
         timers = self._timers
         while timers and timers[0][2].timer != timers[0][0]:
             heapq.heappop(timers)
         deadline = timers[0][0] if timers else _NEVER
-        growing_until, self._growing_until = self._growing_until, _NEVER
-        if growing_until < deadline:
-            deadline = growing_until
         for batch in self.incomplete:
             expiry = batch.created_at + self._delivery_timeout
             return expiry if expiry < deadline else deadline

@@ -217,10 +217,6 @@ class Scheduler:
         ready = connection is not None and connection.can_send(now)
         accumulator.node_seen(node, now, drained=ready)
         while connection is not None and ready:
-            # A broker takes the requests of a connection one after the other. What is sent while
-            # it has one would wait there; here it can grow.
-            if connection.in_flight and accumulator.may_grow(node, now):
-                return
             batches = accumulator.drain(node, self._max_request_size, now)
             if not batches:
                 return

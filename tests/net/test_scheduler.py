@@ -122,47 +122,33 @@ async def test_acks_0_ends_with_the_writing(cluster: EmbeddedCluster, new_produc
     assert stored(cluster) == [0, 2]
 
 
-async def test_while_a_broker_has_a_request_full_batches_grow_until_they_have_lingered(
-    cluster: EmbeddedCluster, new_producer: New
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_a_full_batch_leaves_also_while_its_broker_has_a_request(
+    cluster: EmbeddedCluster, new_producer: New, awaited: bool
 ) -> None:
+    """The next ones gather while nothing more may be sent."""
     async with new_producer(batch_size=150, linger_ms=50) as producer:
         await producer.send("t", payload(0))
         held = cluster.inject("produce", hold=True)
+        tasks: list[asyncio.Future[Any]] = []
 
-        async def fill(*numbers: int) -> None:
+        async def fill(*numbers: int) -> int:
             for number in numbers:
-                producer.send_nowait("t", payload(number))
+                if awaited:
+                    tasks.append(asyncio.ensure_future(producer.send("t", payload(number))))
+                else:
+                    producer.send_nowait("t", payload(number))
             await asyncio.sleep(0.001)
+            return int(producer.metrics()["requests_in_flight"])
 
-        await fill(1, 2)
-        assert producer.metrics()["requests_in_flight"] == 1
-        await fill(3, 4)
-        await fill(5, 6)
-        assert producer.metrics()["requests_in_flight"] == 1, "all of them can grow"
-        await asyncio.sleep(0.05)
-        assert producer.metrics()["requests_in_flight"] == 2, "their time was over"
-        await fill(7, 8)
-        await fill(9, 10)
+        assert await fill(1) == 1
+        assert [await fill(n, n + 1) for n in (2, 4, 6, 8)] == [2, 3, 4, 5]
+        assert await fill(10, 11) == 5
+        assert await fill(12, 13) == 5
         held.release()
-        await fill(11)
-        assert producer.metrics()["requests_in_flight"] < 2, "answers came"
         await producer.flush()
-    assert [batch.record_count for batch in batches(cluster)] == [1, 2, 4, 5]
-
-
-async def test_an_awaited_record_leaves_with_its_full_batch_also_while_the_broker_has_a_request(
-    cluster: EmbeddedCluster, new_producer: New
-) -> None:
-    async with new_producer(batch_size=150, linger_ms=50) as producer:
-        await producer.send("t", payload(0))
-        held = cluster.inject("produce", hold=True)
-        first = asyncio.ensure_future(producer.send("t", payload(1)))
-        await held.reached()
-        others = [asyncio.ensure_future(producer.send("t", payload(n))) for n in (2, 3)]
-        await asyncio.sleep(0.001)
-        assert producer.metrics()["requests_in_flight"] == 2
-        held.release()
-        await asyncio.gather(first, *others)
+        await asyncio.gather(*tasks)
+    assert [batch.record_count for batch in batches(cluster)] == [1, 1, 2, 2, 2, 2, 4]
 
 
 async def test_a_lone_send_takes_two_steps(cluster: EmbeddedCluster, new_producer: New) -> None:
