@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from asyncproducer.core.batch import BATCH_OVERHEAD
 
@@ -38,38 +38,62 @@ __all__ = [
 SAMPLES = 2
 WINDOW = 30.0
 
+#: Start, sum, count and maximum of a window.
+_Sample: TypeAlias = tuple[float, float, int, float]
+
 
 class Sampled:
     """A series of values: total since the start; sum, count and maximum of recent windows."""
-
-    __slots__ = ("_ring", "_samples", "_window", "count", "total")
 
     def __init__(self, *, samples: int = SAMPLES, window: float = WINDOW) -> None:
         # Java allows 0: as short as can be, then.
         self._window = max(window, 0.001)
         self._ring = samples
-        #: Place in the ring → [start, sum, count, max] of a window. Made when first used: the
-        #: ring may be as large as an int.
-        self._samples: dict[int, list[float]] = {}
+        #: Place in the ring → start, sum, count and max of a window, but the present one. Made when
+        #: first used: the ring may be as large as an int.
+        self._samples: dict[int, _Sample] = {}
         self.total = 0.0
         self.count = 0
+        # The present window.
+        self._start = 0.0
+        self._end = 0.0
+        self._sum = 0.0
+        self._events = 0
+        self._max = 0.0
 
     def add(self, value: float, now: float, count: int = 1) -> None:
         """Record `value`, which stands for `count` events."""
         self.total += value
         self.count += count
-        start = now - now % self._window
-        place = int(now / self._window) % self._ring
-        sample = self._samples.get(place)
-        if sample is None or sample[0] != start:
-            sample = self._samples[place] = [start, 0.0, 0.0, 0.0]
-        sample[1] += value
-        sample[2] += count
-        sample[3] = max(sample[3], value)
+        if now < self._start or now >= self._end:
+            self._turn_to(now)
+        self._sum += value
+        self._events += count
+        if value > self._max:
+            self._max = value
 
-    def _recent(self, now: float) -> list[list[float]]:
+    def _turn_to(self, now: float) -> None:
+        """The present window becomes the one that `now` is in."""
+        self._samples.update(self._present())
+        start = now - now % self._window
+        known = self._samples.get(self._place(start))
+        if known is None or known[0] != start:
+            known = (start, 0.0, 0, 0.0)
+        self._start, self._sum, self._events, self._max = known
+        self._end = start + self._window
+
+    def _place(self, start: float) -> int:
+        return round(start / self._window) % self._ring
+
+    def _present(self) -> dict[int, _Sample]:
+        if self._end <= self._start:
+            return {}
+        present = (self._start, self._sum, self._events, self._max)
+        return {self._place(self._start): present}
+
+    def _recent(self, now: float) -> list[_Sample]:
         oldest = now - self._window * self._ring
-        return [s for s in self._samples.values() if s[0] > oldest]
+        return [s for s in (self._samples | self._present()).values() if s[0] > oldest]
 
     def rate(self, now: float) -> float:
         """Sum per second over the recent windows."""
@@ -84,18 +108,18 @@ class Sampled:
         if not recent:
             return 0.0
         # Java: a window that has just begun must not make the rate explode.
-        elapsed = max(now - min(s[0] for s in recent), self._window * (self._ring - 1))
-        return sum(s[field] for s in recent) / elapsed
+        elapsed = max(now - min([s[0] for s in recent]), self._window * (self._ring - 1))
+        return sum([s[field] for s in recent]) / elapsed
 
     def average(self, now: float) -> float:
         """Sum per event over the recent windows."""
         recent = self._recent(now)
-        count = sum(s[2] for s in recent)
-        return sum(s[1] for s in recent) / count if count else 0.0
+        count = sum([s[2] for s in recent])
+        return sum([s[1] for s in recent]) / count if count else 0.0
 
     def maximum(self, now: float) -> float:
         """The largest value of the recent windows."""
-        return max((s[3] for s in self._recent(now)), default=0.0)
+        return max([s[3] for s in self._recent(now)], default=0.0)
 
 
 # -- what there is -------------------------------------------------------------------------
