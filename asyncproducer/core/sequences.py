@@ -164,6 +164,11 @@ class Sequences:
         """Whether an InitProducerId request should be made now."""
         return self.state is IdState.NONE
 
+    @property
+    def quiet(self) -> bool:
+        """Whether there is an id, and nothing to do about any partition."""
+        return self.state is IdState.READY and not self._renumber and not self._unresolved
+
     def requested(self) -> None:
         """An InitProducerId request is on its way."""
         self._move(IdState.REQUESTED)

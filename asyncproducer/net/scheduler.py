@@ -594,7 +594,7 @@ class Scheduler:
 
     def _idempotence(self, now: float) -> None:
         sequences = self._sequences
-        if sequences is None or self.stopped:
+        if sequences is None or self.stopped or sequences.quiet:
             return
         accumulator = self._accumulator
         accumulator.touch_partitions(sequences.resolve(), now)

@@ -302,6 +302,27 @@ def test_a_rejected_batch_leaves_a_hole_and_the_rest_starts_anew() -> None:
     assert sequences.apply_bumps() == []
 
 
+def test_it_is_quiet_while_there_is_an_id_and_nothing_to_renumber_or_resolve() -> None:
+    """The scheduler looks no further then."""
+    assert not Sequences().quiet
+    sequences, partition = known()
+    assert sequences.quiet
+    rejected, lost = (send(sequences, partition) for _ in range(2))
+    assert sequences.quiet, "they are on their way"
+    rejected.in_flight = lost.in_flight = False
+    sequences.rejected(partition, rejected)
+    assert not sequences.quiet
+    sequences.apply_bumps()
+    assert sequences.quiet
+    lost.maybe_written = True
+    sequences.expired(partition, lost)
+    assert not sequences.quiet
+    sequences.resolve()
+    assert not sequences.quiet
+    sequences.apply_bumps()
+    assert sequences.quiet
+
+
 def test_batches_before_a_hole_keep_their_numbers_and_have_their_end_first() -> None:
     """They may be stored: under new numbers the broker would store them twice."""
     sequences, partition = known()
