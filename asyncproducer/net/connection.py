@@ -90,8 +90,8 @@ CLOSE_GRACE = 1.0
 #: asyncio's default: with more bytes unwritten the transport pauses us.
 HIGH_WATER_BYTES = 64 * 1024
 
-#: Pieces of the outbox that are written before the loop may turn: a megabyte.
-_PIECES_AT_ONCE = 8
+#: How much is written before the loop may turn.
+_BYTES_AT_ONCE = 1024 * 1024
 
 #: Where in the session's life to authenticate again (Java: ReauthenticationInfo): early
 #: enough for a slow answer, and not all connections at once.
@@ -504,13 +504,16 @@ class Connection:
     def _write_on(self, transport: asyncio.Transport) -> None:
         """Give the transport what it takes, but for no longer than a millisecond or so."""
         outbox = self._outbox
-        pieces = 0
+        enough = len(outbox) - _BYTES_AT_ONCE
         while outbox and not self._paused:
-            if pieces == _PIECES_AT_ONCE:
+            if len(outbox) <= enough:
                 self._loop.call_soon(self._go_on)
                 return
-            pieces += 1
-            transport.writelines(outbox.take())
+            piece = outbox.take()
+            if len(piece) == 1:
+                transport.write(piece[0])  # CPython 3.11 would copy it in `writelines`
+            else:
+                transport.writelines(piece)
             if not self._paused and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
                 # CPython before 3.12.9 and 3.13.2 forgets to pause us after `writelines`
                 # (gh-127655), but not after this: it sets what is set already.

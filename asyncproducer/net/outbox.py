@@ -18,6 +18,11 @@ __all__ = ["PIECE_BYTES", "Outbox"]
 #: As much as a socket takes at once by default (send_buffer_bytes).
 PIECE_BYTES = 128 * 1024
 
+#: To join this much, and to allocate what it is joined in, takes longer than another write.
+_LARGE_BYTES = 32 * 1024
+#: But a write that has so little takes the rest from what is large.
+_LEAST_BYTES = 16 * 1024
+
 
 class Outbox:
     """Buffers in the order of writing. `len` is how many bytes they have."""
@@ -43,17 +48,30 @@ class Outbox:
         return self._size - before
 
     def take(self, most: int = PIECE_BYTES) -> list[Buffer]:
-        """The first `most` bytes, or all there are."""
+        """The first `most` bytes, or all there are; or fewer, so that nothing large is joined."""
         piece: list[Buffer] = []
-        while most > 0 and self._buffers:
-            buffer = self._buffers.popleft()
-            if len(buffer) > most:
+        taken = 0
+        while taken < most and self._buffers:
+            buffer = self._buffers[0]
+            size = wanted = len(buffer)
+            if size > most - taken:
+                wanted = most - taken
+            if size >= _LARGE_BYTES:
+                if taken >= _LEAST_BYTES:
+                    break
+                if piece and wanted > _LEAST_BYTES - taken:
+                    wanted = _LEAST_BYTES - taken
+            if wanted < size:
                 view = memoryview(buffer)
-                self._buffers.appendleft(view[most:])
-                buffer = view[:most]
+                self._buffers[0] = view[wanted:]
+                buffer = view[:wanted]
+            else:
+                self._buffers.popleft()
             piece.append(buffer)
-            most -= len(buffer)
-            self._size -= len(buffer)
+            taken += wanted
+            if wanted >= _LARGE_BYTES:
+                break
+        self._size -= taken
         return piece
 
     def clear(self) -> None:
