@@ -1,1 +1,9 @@
-# Compiled as it is: it costs something for each request, and no C types are worth their trouble.
+# C types for produce.py.
+cimport cython
+
+from asyncproducer.core.primitives cimport Reader
+
+
+@cython.locals(reader=Reader)
+cpdef object decode_produce(object version, object body)
+cdef object _read_partition(Reader reader, object version, object topic, object topic_id)

@@ -1,1 +1,49 @@
-# Compiled as it is: it costs something for each request, and no C types are worth their trouble.
+# C types for connection.py: its attributes are where a request spends its time.
+cimport cython
+
+from asyncproducer.net.frames cimport FrameReader
+from asyncproducer.net.in_flight cimport InFlight
+from asyncproducer.net.outbox cimport Outbox
+
+
+cdef class Connection:
+    # Tests put their own methods into one.
+    cdef dict __dict__
+    cdef object __weakref__
+    cdef public object node
+    cdef public object versions
+    cdef public object finalized_features
+    cdef public object finalized_features_epoch
+    cdef public double last_used
+    cdef public object _config
+    cdef public object _connector
+    cdef public object _client_id
+    cdef public object _loop
+    cdef public object _on_closed
+    cdef public object _on_room
+    cdef public object _metrics
+    cdef public object _ssl_context
+    cdef public object _random
+    cdef public Py_ssize_t _max_in_flight
+    cdef public double _request_timeout
+    cdef public object _state
+    cdef public object _reason
+    cdef public object _transport
+    cdef public FrameReader _frames
+    cdef public InFlight _in_flight
+    cdef public object _unwritten
+    cdef public Outbox _outbox
+    cdef public bint _paused
+    cdef public Py_ssize_t _correlation_id
+    cdef public Py_ssize_t _sasl_id
+    cdef public double _throttled_until
+    cdef public object _throttle_timer
+    cdef public object _renew_at
+    cdef public object _session_timer
+    cdef public object _close_timer
+    cdef public object _reauthentication
+    cdef public bint _draining
+    cdef public object _drained
+    cdef public Py_ssize_t _answers
+    cdef public object _gone
+    cdef public object _name

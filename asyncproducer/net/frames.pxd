@@ -1,1 +1,8 @@
-# Compiled as it is: it costs something for each request, and no C types are worth their trouble.
+# C types for frames.py.
+cimport cython
+
+
+cdef class FrameReader:
+    cdef readonly list _chunks
+    cdef Py_ssize_t _have
+    cdef Py_ssize_t _need

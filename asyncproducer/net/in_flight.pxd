@@ -1,1 +1,32 @@
-# Compiled as it is: it costs something for each request, and no C types are worth their trouble.
+# C types for in_flight.py.
+cimport cython
+
+
+cdef class Pending:
+    cdef readonly object api_key
+    cdef readonly object version
+    cdef readonly object correlation_id
+    cdef readonly double timeout
+    cdef public double deadline
+    cdef readonly object on_done
+
+
+cdef class InFlight:
+    cdef object _loop
+    cdef object _on_timeout
+    cdef object _queue
+    cdef object _timer
+    cdef double _timer_at
+
+    @cython.locals(deadline=double)
+    cpdef object add(
+        self,
+        object api_key,
+        object version,
+        object correlation_id,
+        double timeout,
+        object on_done,
+    )
+    @cython.locals(head=Pending)
+    cpdef tuple take(self, object frame)
+    cdef object _watch(self, double deadline)
