@@ -1,7 +1,14 @@
 # C types for batch.py, and the C functions that its compiled branch writes with.
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport (
+    PyBytes_AS_STRING,
+    PyBytes_CheckExact,
+    PyBytes_FromStringAndSize,
+    PyBytes_GET_SIZE,
+)
+from cpython.list cimport PyList_GET_ITEM
+from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from asyncproducer.core.delivery cimport Delivery, Outcome
@@ -21,6 +28,23 @@ cdef inline const unsigned char *utf8(object text) except NULL:
     return <const unsigned char *>PyUnicode_AsUTF8AndSize(text, &size)
 
 
+# An item of a list without a reference of its own: the list keeps it.
+cdef inline PyObject *item_of(list items, Py_ssize_t index) noexcept:
+    return <PyObject *>PyList_GET_ITEM(items, index)
+
+
+cdef inline bint is_bytes(PyObject *item) noexcept:
+    return PyBytes_CheckExact(<object>item)
+
+
+cdef inline Py_ssize_t bytes_size(PyObject *item) noexcept:
+    return PyBytes_GET_SIZE(<object>item)
+
+
+cdef inline const unsigned char *bytes_data(PyObject *item) noexcept:
+    return <const unsigned char *>PyBytes_AS_STRING(<object>item)
+
+
 cdef inline bytes blank(Py_ssize_t size):
     return PyBytes_FromStringAndSize(NULL, size)
 
@@ -35,6 +59,7 @@ cdef double _ESTIMATE_FACTOR
 
 cdef Py_ssize_t _field_size(object data) except -1
 cdef Py_ssize_t _size_of_length(Py_ssize_t length)
+cdef Py_ssize_t _size_of_field(Py_ssize_t size)
 @cython.locals(value=cython.ulonglong, size=Py_ssize_t)
 cdef Py_ssize_t _size_of_delta(long long delta)
 @cython.locals(zigzag=cython.ulonglong)
@@ -46,6 +71,20 @@ cpdef object plain_headers(object headers)
 )
 cdef object _encode_plainly(tuple pairs)
 cpdef Py_ssize_t batch_upper_bound(object key, object value, bytes headers) except -1
+
+
+cdef class Values:
+    # Where the present one begins.
+    cdef const unsigned char *at
+
+    cpdef Py_ssize_t locate(self, Py_ssize_t number) except -3
+
+
+cdef class ListedValues(Values):
+    cdef list items
+
+    @cython.locals(item="PyObject *")
+    cpdef Py_ssize_t locate(self, Py_ssize_t number) except -3
 
 
 @cython.final
@@ -132,8 +171,9 @@ cdef class ProducerBatch(Outcome):
         size=Py_ssize_t,
         largest=Py_ssize_t,
         number=Py_ssize_t,
-        value=bytes,
+        found=Py_ssize_t,
         value_size=Py_ssize_t,
+        length=Py_ssize_t,
         body_size=Py_ssize_t,
         needed=Py_ssize_t,
         room=Py_ssize_t,
@@ -141,7 +181,7 @@ cdef class ProducerBatch(Outcome):
         at="char *",
     )
     cpdef Py_ssize_t append_values(
-        self, list values, Py_ssize_t first, Py_ssize_t end, long long timestamp, Py_ssize_t limit
+        self, Values values, Py_ssize_t first, Py_ssize_t end, long long timestamp, Py_ssize_t limit
     ) except -1
     @cython.locals(buffer=bytearray, room=Py_ssize_t)
     cdef object _make_room(self, Py_ssize_t needed)

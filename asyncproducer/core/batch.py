@@ -22,7 +22,12 @@ from crc32c import crc32c
 
 from asyncproducer.core.compression import Codec
 from asyncproducer.core.delivery import PENDING, Delivery, Outcome
-from asyncproducer.errors import IllegalStateError, Persisted, ProtocolError
+from asyncproducer.errors import (
+    IllegalStateError,
+    Persisted,
+    ProtocolError,
+    SerializationError,
+)
 
 # ruff: noqa: F821 (names that batch.pxd brings in where this module is compiled)
 if TYPE_CHECKING:
@@ -30,6 +35,10 @@ if TYPE_CHECKING:
     PyByteArray_AS_STRING: Any
     PyByteArray_Resize: Any
     blank: Any
+    bytes_data: Any
+    bytes_size: Any
+    is_bytes: Any
+    item_of: Any
     memcpy: Any
     octets_of: Any
     utf8: Any
@@ -39,7 +48,9 @@ __all__ = [
     "BATCH_OVERHEAD",
     "NO_HEADERS",
     "RECORD_OVERHEAD",
+    "ListedValues",
     "ProducerBatch",
+    "Values",
     "batch_upper_bound",
     "encode_headers",
     "plain_headers",
@@ -186,6 +197,11 @@ def _size_of_length(length: int) -> int:
     return 5
 
 
+def _size_of_field(size: int) -> int:
+    """Bytes of a nullable field of `size` bytes, -1 for null, with its length."""
+    return 1 if size < 0 else size + _size_of_length(size)
+
+
 def _size_of_delta(delta: int) -> int:
     """Bytes of the varint of a signed delta."""
     value = (delta << 1) ^ (delta >> 63)
@@ -224,6 +240,47 @@ def batch_upper_bound(key: Any, value: Any, headers: bytes) -> int:
     (Java: AbstractRecords.estimateSizeInBytesUpperBound).
     """
     return _OVERHEAD + _field_size(key) + _field_size(value) + len(headers)
+
+
+class Values:
+    """Values that `ProducerBatch.append_values` reads, by number: a list, or a column (bulk.py)."""
+
+    #: Compiled, where the present one begins.
+    at: Any
+
+    def locate(self, number: int) -> int:
+        """Make it the present one. Returns its size, -1 for null, -2 if it is not plain."""
+        raise NotImplementedError
+
+    def plain(self, first: int, end: int) -> list[bytes | None]:
+        """Those from `first` on, up to the first that is not plain. Not where it is compiled."""
+        raise NotImplementedError
+
+
+class ListedValues(Values):
+    """Plain are bytes, nothing else."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def locate(self, number: int) -> int:
+        """See Values."""
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            item = item_of(self.items, number)
+            if not is_bytes(item):
+                return -2
+            self.at = bytes_data(item)
+            size: int = bytes_size(item)
+            return size
+        raise NotImplementedError
+
+    def plain(self, first: int, end: int) -> list[bytes | None]:
+        """See Values."""
+        found = self.items[first:end]
+        for number, item in enumerate(found):
+            if type(item) is not bytes:
+                return found[:number]
+        return found
 
 
 class ProducerBatch(Outcome):
@@ -445,9 +502,9 @@ class ProducerBatch(Outcome):
         return True
 
     def append_values(
-        self, values: list[Any], first: int, end: int, timestamp: int, limit: int
+        self, values: Values, first: int, end: int, timestamp: int, limit: int
     ) -> int:
-        """Append those of `values` from `first` on that are bytes, as records of nothing else, as
+        """Append those of `values` from `first` on that are plain, as records of nothing else, as
         long as the batch and the next of them together are smaller than `limit`.
 
         Returns how many. There must be RECORD_OVERHEAD between `limit` and `easy`.
@@ -463,19 +520,26 @@ class ProducerBatch(Outcome):
         around = 3 + _size_of_delta(delta)
         size = self.size
         largest = -1
-        parts: list[bytes] = []
+        number = first
         if COMPILED:  # pragma: no cover - coverage sees no C
             at = PyByteArray_AS_STRING(buffer) + size
             room = len(buffer)
-        number = first
-        while number < end and type(values[number]) is bytes:
-            value = values[number]
-            value_size = len(value)
-            if size + value_size >= limit:
-                break
-            body_size = around + _size_of_length(count) + _size_of_length(value_size) + value_size
-            needed = size + body_size + _size_of_length(body_size)
-            if COMPILED:  # pragma: no cover - coverage sees no C
+            value_size = length = -2
+            while number < end:
+                try:
+                    found = values.locate(number)
+                except SerializationError:  # who reads that row alone hears of it
+                    break
+                if found < -1 or size + found >= limit:
+                    break
+                if found != value_size:
+                    # Nearly always it is that of the one before.
+                    value_size = found
+                    length = around + _size_of_field(value_size)
+                    if value_size > largest:
+                        largest = value_size
+                body_size = length + _size_of_length(count)
+                needed = size + body_size + _size_of_length(body_size)
                 if needed > room:
                     self._make_room(needed)
                     at = PyByteArray_AS_STRING(buffer) + size
@@ -485,34 +549,42 @@ class ProducerBatch(Outcome):
                 at = _put_varint(at + 1, delta)
                 at = _put_varint(at, count)
                 at[0] = 1
-                at = _put_field(at + 1, value_size, value)
+                at = _put_field(at + 1, value_size, values.at)
                 at[0] = 0
                 at += 1
-            else:
+                size = needed
+                count += 1
+                number += 1
+        else:
+            parts: list[bytes] = []
+            for value in values.plain(first, end):
+                value_size = -1 if value is None else len(value)
+                if size + value_size >= limit:
+                    break
+                body_size = around + _size_of_length(count) + _size_of_field(value_size)
                 parts += (
                     _VARINTS[body_size] if body_size < 4096 else _varint(body_size),
                     b"\x00",
                     _VARINTS[delta] if 0 <= delta < 4096 else _varint(delta),
                     _VARINTS[count] if count < 4096 else _varint(count),
                     b"\x01",
-                    _VARINTS[value_size] if value_size < 4096 else _varint(value_size),
-                    value,
+                    _VARINTS[value_size] if -1 < value_size < 4096 else _varint(value_size),
+                    value or b"",
                     b"\x00",
                 )
-            size = needed
-            if value_size > largest:
-                largest = value_size
-            count += 1
-            number += 1
+                size += body_size + _size_of_length(body_size)
+                if value_size > largest:
+                    largest = value_size
+                count += 1
+                number += 1
+            buffer += b"".join(parts)
         if number == first:
             return 0
-        if not COMPILED:
-            buffer += b"".join(parts)
         self.count = count
         self.size = size
         if timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
-        bound = _OVERHEAD + 2 + largest + _size_of_length(largest)
+        bound = _OVERHEAD + 2 + _size_of_field(largest)
         if bound > self.max_record_size:
             self.max_record_size = bound
         return number - first

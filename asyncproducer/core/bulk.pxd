@@ -5,7 +5,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.tuple cimport PyTuple_GET_ITEM
 
 from asyncproducer.core.batch cimport _put_field as put_field, _put_varint as put_varint
-from asyncproducer.core.batch cimport ProducerBatch
+from asyncproducer.core.batch cimport ListedValues, ProducerBatch, Values
 from asyncproducer.core.delivery cimport Delivery, Outcome
 from asyncproducer.core.partitioner cimport hash_octets as hash_at
 
@@ -64,6 +64,8 @@ cdef class Rows:
     @cython.locals(hashed=cython.uint)
     cpdef Py_ssize_t key_partition(self, Py_ssize_t partition_count) except -1
     cpdef object place(self, Py_ssize_t row, Outcome outcome, Py_ssize_t index)
+    @cython.locals(slots="int[::1]", indexes="int[::1]", slot=int, index=int, end=Py_ssize_t)
+    cdef object _place_run(self, Py_ssize_t row, ProducerBatch batch, Py_ssize_t taken)
     cdef Py_ssize_t _slot(self, Outcome outcome) except -1
     @cython.locals(outcome=Outcome)
     cpdef object placed(self, Py_ssize_t row, Delivery delivery)
@@ -101,6 +103,7 @@ cdef object _tally(
 
 cdef class Objects(Rows):
     cdef list _items
+    cdef ListedValues _values
     cdef Py_ssize_t _base
     cdef public Py_ssize_t bytes
     cdef object _topic_of_all
@@ -115,15 +118,10 @@ cdef class Objects(Rows):
         items=list,
         now=cython.longlong,
         taken=Py_ssize_t,
-        slot=int,
-        index=int,
-        slots="int[::1]",
-        indexes="int[::1]",
-        key_sizes="int[::1]",
         value_sizes="int[::1]",
         timestamps="long long[::1]",
-        value=bytes,
         size=Py_ssize_t,
+        value_size=Py_ssize_t,
     )
     cpdef Py_ssize_t fill(
         self, ProducerBatch batch, Py_ssize_t row, Py_ssize_t end, Py_ssize_t limit
@@ -144,8 +142,7 @@ cdef class Validity:
     cpdef bint has(self, Py_ssize_t row) except -1
 
 
-@cython.final
-cdef class Column:
+cdef class Column(Values):
     cdef Py_ssize_t _first
     cdef bint _wide
     cdef const int[::1] _offsets
@@ -156,8 +153,8 @@ cdef class Column:
     cdef Py_ssize_t start
     cdef const unsigned char *base
 
-    @cython.locals(at=Py_ssize_t, start=cython.longlong, end=cython.longlong)
-    cpdef Py_ssize_t locate(self, Py_ssize_t row) except -2
+    @cython.locals(place=Py_ssize_t, start=cython.longlong, end=cython.longlong)
+    cpdef Py_ssize_t locate(self, Py_ssize_t row) except -3
     cpdef bytes present(self, Py_ssize_t size)
     @cython.locals(size=Py_ssize_t)
     cpdef object get(self, Py_ssize_t row)
@@ -213,13 +210,7 @@ cdef class Table(Rows):
         number=cython.longlong, column=Column, headers=HeaderColumn, size=Py_ssize_t
     )
     cpdef bint read(self, Py_ssize_t row) except -1
-    @cython.locals(
-        column=Column,
-        slot=int,
-        slots="int[::1]",
-        indexes="int[::1]",
-        size=Py_ssize_t,
-    )
+    @cython.locals(column=Column, taken=Py_ssize_t)
     cpdef Py_ssize_t fill(
         self, ProducerBatch batch, Py_ssize_t row, Py_ssize_t end, Py_ssize_t limit
     ) except -1

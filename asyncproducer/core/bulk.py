@@ -14,10 +14,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, encode_headers
+from asyncproducer.core.batch import (
+    NO_HEADERS,
+    ListedValues,
+    ProducerBatch,
+    Values,
+    encode_headers,
+)
 from asyncproducer.core.delivery import ACKNOWLEDGED, FAILED, PENDING, SPLIT, Delivery, Outcome
 from asyncproducer.core.partitioner import murmur2
 from asyncproducer.errors import IllegalStateError, SerializationError
@@ -148,6 +155,18 @@ class Rows:
         """The row is the record at `index` of `outcome`."""
         self._slots[row] = self._slot(outcome)
         self._indexes[row] = index
+
+    def _place_run(self, row: int, batch: ProducerBatch, taken: int) -> None:
+        """The rows from `row` on are the last `taken` records of the batch."""
+        slots, indexes = self._slots, self._indexes
+        slot = self._slot(batch)
+        index = batch.count - taken
+        end = row + taken
+        while row < end:
+            slots[row] = slot
+            indexes[row] = index
+            index += 1
+            row += 1
 
     def _slot(self, outcome: Outcome) -> int:
         """Its place in `outcomes`, which it gets if it has none."""
@@ -301,13 +320,14 @@ class Objects(Rows):
         super().__init__(room, topic)
         self.count = len(items)
         self._items = items
+        self._values = ListedValues(items)
         #: The row of the first of `_items`.
         self._base = 0
         self._topic_of_all = topic
         #: The size of what was read, for who wonders how many to take at once.
         self.bytes = 0
         # Of each row that was read, for its RecordMetadata.
-        self._key_sizes: Any = array("i", (0,)) * room
+        self._key_sizes: Any = array("i", (-1,)) * room
         self._value_sizes: Any = array("i", (0,)) * room
         self._timestamps: Any = array("q", (0,)) * room
 
@@ -379,30 +399,22 @@ class Objects(Rows):
         if self._topic_of_all is None:
             return row
         number = row - self._base
-        items = self._items
         now = self.now
-        taken = batch.append_values(items, number, end - self._base, now, limit)
+        taken = batch.append_values(self._values, number, end - self._base, now, limit)
         if taken == 0:
             return row
-        slot = self._slot(batch)
-        index = batch.count - taken
-        slots, indexes = self._slots, self._indexes
-        key_sizes, value_sizes = self._key_sizes, self._value_sizes
-        timestamps = self._timestamps
+        self._place_run(row, batch, taken)
+        items, value_sizes, timestamps = self._items, self._value_sizes, self._timestamps
         end = row + taken
-        self.bytes += taken
+        size = taken
         while row < end:
-            value = items[number]
-            size = len(value)
-            slots[row] = slot
-            indexes[row] = index
-            key_sizes[row] = -1
-            value_sizes[row] = size
+            value_size = len(items[number])
+            value_sizes[row] = value_size
             timestamps[row] = now
-            self.bytes += size
+            size += value_size
             number += 1
-            index += 1
             row += 1
+        self.bytes += size
         return row
 
     def record(self, row: int) -> Any:
@@ -412,6 +424,7 @@ class Objects(Rows):
     def drop(self) -> None:
         """See Rows. More may be added."""
         self._items = []
+        self._values = ListedValues(self._items)
         self._base = self.count
 
     def placed(self, row: int, delivery: Delivery) -> None:
@@ -453,7 +466,7 @@ class Validity:
         return bool((self._bitmap[at >> 3] >> (at & 7)) & 1)
 
 
-class Column:
+class Column(Values):
     """A column of bytes or text: each row is what is between two offsets.
 
     `offsets` are ints of 32 or 64 bits (formats "i" and "q"), the row 0 begins at the one
@@ -487,19 +500,21 @@ class Column:
         """Make `row` the present one. Returns its size, -1 for null."""
         if not self._validity.has(row):
             return -1
-        at = self._first + row
+        place = self._first + row
         if self._wide:
-            start = self._wide_offsets[at]
-            end = self._wide_offsets[at + 1]
+            start = self._wide_offsets[place]
+            end = self._wide_offsets[place + 1]
         else:
-            start = self._offsets[at]
-            end = self._offsets[at + 1]
+            start = self._offsets[place]
+            end = self._offsets[place + 1]
         if start < 0 or end < start or end > self._end:
             raise SerializationError(
                 f"a damaged Arrow array: row {row} has the bytes from {start} to {end} of "
                 f"{self._end}; its validate(full=True) says more"
             )
         self.start = start
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            self.at = self.base + start
         size: int = end - start
         return size
 
@@ -511,6 +526,13 @@ class Column:
         """The row as an object."""
         size = self.locate(row)
         return None if size < 0 else self.present(size)
+
+    def plain(self, first: int, end: int) -> list[bytes | None]:
+        """See Values."""
+        found: list[bytes | None] = []
+        with suppress(SerializationError):  # who reads that row alone hears of it
+            found.extend(map(self.get, range(first, end)))
+        return found
 
 
 class Numbers:
@@ -604,12 +626,12 @@ class HeaderColumn:
         at = put_varint(begin, count)
         for index in range(start, start + count):
             size = names.locate(index)
-            at = put_field(at, size, names.base + names.start)
+            at = put_field(at, size, names.at)
             if values is None:
                 at = put_varint(at, -1)
             else:
                 size = values.locate(index)
-                at = put_field(at, size, values.base + values.start)
+                at = put_field(at, size, values.at)
         return at - begin  # type: ignore[no-any-return]
 
 
@@ -672,7 +694,7 @@ class Table(Rows):
                 self.key_size = size
                 self.size += size
                 if COMPILED:  # pragma: no cover - coverage sees no C
-                    self.key = column.base + column.start
+                    self.key = column.at
                 else:
                     self.key = self._key = column.present(size)
         column = self._values
@@ -682,7 +704,7 @@ class Table(Rows):
                 self.value_size = size
                 self.size += size
                 if COMPILED:  # pragma: no cover - coverage sees no C
-                    self.value = column.base + column.start
+                    self.value = column.at
                 else:
                     self.value = self._value = column.present(size)
         headers = self._header_column
@@ -703,24 +725,10 @@ class Table(Rows):
         column = self._values
         if column is None or not self._values_only:
             return row
-        slot = -1
-        slots, indexes = self._slots, self._indexes
-        while row < end:
-            size = column.locate(row)
-            if batch.size + size >= limit:
-                break
-            if COMPILED:  # pragma: no cover - coverage sees no C
-                self.value = column.base + column.start
-            elif size >= 0:
-                self.value = self._value = column.present(size)
-            if not batch.append_fields(self.now, -1, self.key, size, self.value, 1, self.headers):
-                break
-            if slot < 0:
-                slot = self._slot(batch)
-            slots[row] = slot
-            indexes[row] = batch.count - 1
-            row += 1
-        return row
+        taken = batch.append_values(column, row, end, self.now, limit)
+        if taken:
+            self._place_run(row, batch, taken)
+        return row + taken
 
     def record(self, row: int) -> Record:
         """See Rows."""

@@ -13,6 +13,7 @@ from asyncproducer.core.batch import (
     BATCH_OVERHEAD,
     NO_HEADERS,
     RECORD_OVERHEAD,
+    ListedValues,
     ProducerBatch,
     batch_upper_bound,
     encode_headers,
@@ -297,7 +298,10 @@ def test_values_in_a_row_are_written_as_single_ones(before: int, delta: int) -> 
     for batch in (one, other):
         for _ in range(before):
             add(batch, None)
-    assert one.append_values([*items, None], 1, len(items) + 1, T0 + delta, 900_000) == 11
+    assert (
+        one.append_values(ListedValues([*items, None]), 1, len(items) + 1, T0 + delta, 900_000)
+        == 11
+    )
     for value in items[1:]:
         add(other, value, timestamp=T0 + delta)
     assert (one.count, one.size) == (other.count, other.size) == (before + 11, one.size)
@@ -309,21 +313,22 @@ def test_values_in_a_row_are_written_as_single_ones(before: int, delta: int) -> 
 @pytest.mark.parametrize("limit", [200, 201, 260, 261])
 def test_values_in_a_row_end_before_a_limit(limit: int) -> None:
     batch = new(limit=1_000_000)
-    first = batch.append_values([bytes(50)] * 9, 0, 9, T0, limit)
+    values = ListedValues([bytes(50)] * 9)
+    first = batch.append_values(values, 0, 9, T0, limit)
     # The next one is not in because of its 50 bytes alone.
     assert batch.size < limit <= batch.size + 50
-    assert first == batch.count == batch.append_values([bytes(50)] * 9, 0, 9, T0, 0) + first
+    assert first == batch.count == batch.append_values(values, 0, 9, T0, 0) + first
 
 
 def test_values_in_a_row_begin_with_bytes_in_an_open_batch() -> None:
     batch = new()
-    assert batch.append_values(["text", b"v"], 0, 2, T0, 1000) == 0
-    assert batch.append_values([b"v"], 1, 1, T0, 1000) == 0
-    assert batch.append_values([b"v"], 0, 1, T0, 1000) == 1
+    assert batch.append_values(ListedValues(["text", b"v"]), 0, 2, T0, 1000) == 0
+    assert batch.append_values(ListedValues([b"v"]), 1, 1, T0, 1000) == 0
+    assert batch.append_values(ListedValues([b"v"]), 0, 1, T0, 1000) == 1
     batch.close()
-    assert batch.append_values([b"v"], 0, 1, T0, 1000) == 0
+    assert batch.append_values(ListedValues([b"v"]), 0, 1, T0, 1000) == 0
     batch.release()
-    assert batch.append_values([b"v"], 0, 1, T0, 1000) == 0
+    assert batch.append_values(ListedValues([b"v"]), 0, 1, T0, 1000) == 0
     assert batch.count == 1
 
 
