@@ -708,8 +708,8 @@ class Connection:
             # Not made yet, then `_connect` ends it; or lost already.
             self._gone.set()
         elif peaceful:
-            if self._outbox:
-                transport.writelines(self._outbox.take(len(self._outbox)))
+            while self._outbox:
+                transport.writelines(self._outbox.take())
             transport.close()
             self._close_timer = self._loop.call_later(CLOSE_GRACE, transport.abort)
         else:

@@ -672,17 +672,21 @@ async def test_the_loop_turns_while_a_very_large_request_leaves() -> None:
 
 
 @pytest.mark.parametrize("reason", [None, ConnectionFailed("enough")])
+@pytest.mark.parametrize(
+    ("buffers", "first"),
+    [([3 * PIECE_BYTES], 16 * 1024), ([20_000, 200_000, 7, 40_000, 300_000], 20_015)],
+)
 async def test_closed_in_peace_what_was_sent_may_still_leave(
-    reason: ConnectionFailed | None,
+    reason: ConnectionFailed | None, buffers: list[int], first: int
 ) -> None:
     client, broker = await ready()
     broker.pipe.writes.clear()
     broker.pipe.full = True
-    client.send("large", buffers=[bytes(3 * PIECE_BYTES)])
+    client.send("large", buffers=[bytes(size) for size in buffers])
     client.connection.close(reason)
     pieces = sizes(broker.pipe)
-    assert pieces[0] == 16 * 1024
-    assert (sum(pieces) > 3 * PIECE_BYTES) == (reason is None)
+    assert pieces[0] == first
+    assert (sum(pieces) > sum(buffers)) == (reason is None)
     assert broker.pipe.ended == ("close" if reason is None else "abort")
     broker.pipe.protocol.resume_writing()
     assert sizes(broker.pipe) == pieces
