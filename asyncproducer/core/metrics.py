@@ -70,7 +70,7 @@ class Sampled:
         self._sum += value
         self._events += count
         if value > self._max:
-            self._max = value
+            self._max = float(value)  # which compiled it is anyway
 
     def _turn_to(self, now: float) -> None:
         """The present window becomes the one that `now` is in."""
@@ -109,7 +109,7 @@ class Sampled:
             return 0.0
         # Java: a window that has just begun must not make the rate explode.
         elapsed = max(now - min([s[0] for s in recent]), self._window * (self._ring - 1))
-        return sum([s[field] for s in recent]) / elapsed
+        return sum([s[field] for s in recent]) / elapsed if elapsed else 0.0
 
     def average(self, now: float) -> float:
         """Sum per event over the recent windows."""

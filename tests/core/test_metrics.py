@@ -102,6 +102,16 @@ def test_a_rate_counts_at_least_all_windows_but_one() -> None:
     assert series.rate(105.0) == pytest.approx(60 / 45)
     series.add(30.0, 95.0)
     assert series.rate(100.0) == pytest.approx(90 / 40)
+    only = Sampled(samples=1, window=30.0)
+    only.add(60.0, 60.0)
+    assert (only.rate(60.0), only.rate(61.0)) == (0.0, 60.0), "no time has gone by yet"
+
+
+def test_what_it_tells_are_floats_also_where_integers_came_in() -> None:
+    series = Sampled()
+    series.add(195, 1.0)
+    told = (series.rate(1.0), series.average(1.0), series.maximum(1.0), series.total)
+    assert [type(number) for number in told] == [float] * 4
 
 
 def test_any_window_length_works() -> None:
