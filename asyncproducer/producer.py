@@ -927,8 +927,9 @@ class Producer(Front, Generic[K, V]):
 
         Raises ProducerStateError, AuthenticationError (see `send`), in a transaction
         TransactionAborted and IllegalStateError; after a fatal error that very one, as
-        ProducerFenced: see `send`. These end the sending, and so does what a reader raises; what
-        was buffered goes on.
+        ProducerFenced: see `send`. These end the sending, and so does what a reader raises, and
+        SerializationError for a damaged array (its `validate(full=True)` tells); what was
+        buffered goes on.
         """
         intake = self._usable_intake(SEND)
         if topic is not None:

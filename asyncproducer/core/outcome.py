@@ -73,8 +73,9 @@ def _before_append() -> frozenset[int]:
     After another one nobody knows. Either no broker gives it to a Produce request, or not
     only then: NOT_LEADER_OR_FOLLOWER and KAFKA_STORAGE_ERROR are also said of a batch that
     was appended and waited for its replicas, when the leader resigned or lost its disk
-    (Java: DelayedProduce.tryComplete). No answer at all is REQUEST_TIMED_OUT or
-    NETWORK_EXCEPTION.
+    (Java: DelayedProduce.tryComplete). UNKNOWN_TOPIC_OR_PARTITION is said of one, too, when
+    its topic was deleted meanwhile: with all that was in its log. No answer at all is
+    REQUEST_TIMED_OUT or NETWORK_EXCEPTION.
     """
     E = ErrorCode
     return frozenset(
