@@ -824,7 +824,9 @@ class Intake:
             if batch is not None and place < 0:
                 first = row
                 size = batch.size
-                row = accumulator.append_run(state, rows, row, min(rows.count, row + _ROWS_AT_ONCE))
+                row = accumulator.append_run(
+                    state, rows, row, min(rows.count, row + _ROWS_AT_ONCE), self._certain_size
+                )
                 self._taken += (batch.size - size + (row - first) * _BYTES_PER_ROW) >> 1
             if self._taken > _BYTES_PER_TURN:
                 self._taken = 0

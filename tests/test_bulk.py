@@ -146,6 +146,23 @@ async def test_errors_of_records_stand_at_their_places(
         result[100]
 
 
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("batch_size", [16_384, 600_000])
+async def test_no_record_is_larger_than_a_request_may_be_not_even_where_a_batch_may(
+    cluster: EmbeddedCluster, new_producer: New, batch_size: int, table: bool
+) -> None:
+    values = [b"a", b"b", bytes(100_000), b"c"]
+    async with new_producer(batch_size=batch_size, max_request_size=20_000) as producer:
+        await producer.warm_up("t")
+        if table:
+            arrow = pytest.importorskip("pyarrow").table({"value": values})
+            failed = (await producer.send_table("t", arrow, raise_on_error=False)).failed
+        else:
+            failed = (await producer.send_many("t", values, raise_on_error=False)).failed
+    assert [(row, type(error)) for row, error in failed] == [(2, RecordTooLarge)]
+    assert {record.value for record in cluster.records("t")} == {b"a", b"b", b"c"}
+
+
 async def test_the_metadata_of_a_result_is_that_of_single_records(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:

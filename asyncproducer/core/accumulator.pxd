@@ -99,7 +99,7 @@ cdef class Accumulator:
 
     @cython.locals(batch=ProducerBatch, before=Py_ssize_t, limit=Py_ssize_t)
     cpdef Py_ssize_t append_run(
-        self, TopicState topic, Rows rows, Py_ssize_t row, Py_ssize_t end
+        self, TopicState topic, Rows rows, Py_ssize_t row, Py_ssize_t end, Py_ssize_t most
     ) except -1
 
     @cython.locals(size=Py_ssize_t)

@@ -237,7 +237,6 @@ class Accumulator:
         self.flushing = 0
         self.closed = False
         self._rushing = False
-        #: When the first of those must leave after all that wait for a busy node.
         self._returned = 0
         #: Set when a queue became ready or a batch began; the shell clears it.
         self.news = False
@@ -401,9 +400,10 @@ class Accumulator:
             self._stick(topic, batch, before)
         return batch
 
-    def append_run(self, topic: TopicState, rows: Rows, row: int, end: int) -> int:
+    def append_run(self, topic: TopicState, rows: Rows, row: int, end: int, most: int) -> int:
         """`append_row` of the rows from `row` on that go where the one before went, without a
-        partition or key of their own, as long as that takes no more than writing.
+        partition or key of their own and of `most` bytes, as long as that takes no more than
+        writing.
 
         Returns the first row that is not in, or `end`.
         """
@@ -415,9 +415,11 @@ class Accumulator:
         if batch.easy < limit:
             limit = batch.easy
         name = rows.topic
-        row = rows.fill(batch, row, end, limit - _MOST_ADDED - 1)
+        row = rows.fill(batch, row, end, limit - _MOST_ADDED - 1, most - 1)
         while row < end and rows.read(row):
             if rows.partition >= 0 or rows.key_size >= 0 or rows.topic is not name:
+                break
+            if rows.size > most:
                 break
             if batch.size + rows.size + _MOST_ADDED >= limit or not batch.append_fields(
                 rows.timestamp,

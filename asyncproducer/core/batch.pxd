@@ -181,7 +181,13 @@ cdef class ProducerBatch(Outcome):
         at="char *",
     )
     cpdef Py_ssize_t append_values(
-        self, Values values, Py_ssize_t first, Py_ssize_t end, long long timestamp, Py_ssize_t limit
+        self,
+        Values values,
+        Py_ssize_t first,
+        Py_ssize_t end,
+        long long timestamp,
+        Py_ssize_t limit,
+        Py_ssize_t most,
     ) except -1
     @cython.locals(buffer=bytearray, room=Py_ssize_t)
     cdef object _make_room(self, Py_ssize_t needed)

@@ -252,7 +252,7 @@ class Values:
         """Make it the present one. Returns its size, -1 for null, -2 if it is not plain."""
         raise NotImplementedError
 
-    def plain(self, first: int, end: int) -> list[bytes | None]:
+    def plain(self, first: int, end: int) -> Iterator[bytes | None]:
         """Those from `first` on, up to the first that is not plain. Not where it is compiled."""
         raise NotImplementedError
 
@@ -274,13 +274,12 @@ class ListedValues(Values):
             return size
         raise NotImplementedError
 
-    def plain(self, first: int, end: int) -> list[bytes | None]:
+    def plain(self, first: int, end: int) -> Iterator[bytes | None]:
         """See Values."""
-        found = self.items[first:end]
-        for number, item in enumerate(found):
+        for item in self.items[first:end]:
             if type(item) is not bytes:
-                return found[:number]
-        return found
+                return
+            yield item
 
 
 class ProducerBatch(Outcome):
@@ -502,10 +501,11 @@ class ProducerBatch(Outcome):
         return True
 
     def append_values(
-        self, values: Values, first: int, end: int, timestamp: int, limit: int
+        self, values: Values, first: int, end: int, timestamp: int, limit: int, most: int
     ) -> int:
-        """Append those of `values` from `first` on that are plain, as records of nothing else, as
-        long as the batch and the next of them together are smaller than `limit`.
+        """Append those of `values` from `first` on that are plain and of `most` bytes, as records
+        of nothing else, as long as the batch and the next of them together are smaller than
+        `limit`.
 
         Returns how many. There must be RECORD_OVERHEAD between `limit` and `easy`.
         """
@@ -534,6 +534,8 @@ class ProducerBatch(Outcome):
                     break
                 if found != value_size:
                     # Nearly always it is that of the one before.
+                    if found > most:
+                        break
                     value_size = found
                     length = around + _size_of_field(value_size)
                     if value_size > largest:
@@ -559,7 +561,7 @@ class ProducerBatch(Outcome):
             parts: list[bytes] = []
             for value in values.plain(first, end):
                 value_size = -1 if value is None else len(value)
-                if size + value_size >= limit:
+                if value_size > most or size + value_size >= limit:
                     break
                 body_size = around + _size_of_length(count) + _size_of_field(value_size)
                 parts += (

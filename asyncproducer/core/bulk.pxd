@@ -58,7 +58,12 @@ cdef class Rows:
 
     cpdef bint read(self, Py_ssize_t row) except -1
     cpdef Py_ssize_t fill(
-        self, ProducerBatch batch, Py_ssize_t row, Py_ssize_t end, Py_ssize_t limit
+        self,
+        ProducerBatch batch,
+        Py_ssize_t row,
+        Py_ssize_t end,
+        Py_ssize_t limit,
+        Py_ssize_t most,
     ) except -1
     cpdef tuple fields(self)
     @cython.locals(hashed=cython.uint)
@@ -124,7 +129,12 @@ cdef class Objects(Rows):
         value_size=Py_ssize_t,
     )
     cpdef Py_ssize_t fill(
-        self, ProducerBatch batch, Py_ssize_t row, Py_ssize_t end, Py_ssize_t limit
+        self,
+        ProducerBatch batch,
+        Py_ssize_t row,
+        Py_ssize_t end,
+        Py_ssize_t limit,
+        Py_ssize_t most,
     ) except -1
     @cython.locals(outcome=Outcome)
     cpdef object placed(self, Py_ssize_t row, Delivery delivery)
@@ -212,6 +222,11 @@ cdef class Table(Rows):
     cpdef bint read(self, Py_ssize_t row) except -1
     @cython.locals(column=Column, taken=Py_ssize_t)
     cpdef Py_ssize_t fill(
-        self, ProducerBatch batch, Py_ssize_t row, Py_ssize_t end, Py_ssize_t limit
+        self,
+        ProducerBatch batch,
+        Py_ssize_t row,
+        Py_ssize_t end,
+        Py_ssize_t limit,
+        Py_ssize_t most,
     ) except -1
     cpdef object record(self, Py_ssize_t row)

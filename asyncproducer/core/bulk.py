@@ -112,7 +112,7 @@ class Rows:
         """Make `row` the present one. False: it must go the way of a single record."""
         raise NotImplementedError
 
-    def fill(self, batch: ProducerBatch, row: int, end: int, limit: int) -> int:
+    def fill(self, batch: ProducerBatch, row: int, end: int, limit: int, most: int) -> int:
         """Append the rows from `row` on that are plain values for the present row's topic: what
         `ProducerBatch.append_values` does. Returns the first that is not in."""
         return row
@@ -394,13 +394,13 @@ class Objects(Rows):
         self.bytes += self.size
         return True
 
-    def fill(self, batch: ProducerBatch, row: int, end: int, limit: int) -> int:
+    def fill(self, batch: ProducerBatch, row: int, end: int, limit: int, most: int) -> int:
         """See Rows."""
         if self._topic_of_all is None:
             return row
         number = row - self._base
         now = self.now
-        taken = batch.append_values(self._values, number, end - self._base, now, limit)
+        taken = batch.append_values(self._values, number, end - self._base, now, limit, most)
         if taken == 0:
             return row
         self._place_run(row, batch, taken)
@@ -527,12 +527,11 @@ class Column(Values):
         size = self.locate(row)
         return None if size < 0 else self.present(size)
 
-    def plain(self, first: int, end: int) -> list[bytes | None]:
+    def plain(self, first: int, end: int) -> Iterator[bytes | None]:
         """See Values."""
-        found: list[bytes | None] = []
         with suppress(SerializationError):  # who reads that row alone hears of it
-            found.extend(map(self.get, range(first, end)))
-        return found
+            for row in range(first, end):
+                yield self.get(row)
 
 
 class Numbers:
@@ -720,12 +719,12 @@ class Table(Rows):
         self.size += self.headers_size
         return True
 
-    def fill(self, batch: ProducerBatch, row: int, end: int, limit: int) -> int:
+    def fill(self, batch: ProducerBatch, row: int, end: int, limit: int, most: int) -> int:
         """See Rows. For tables of nothing but values."""
         column = self._values
         if column is None or not self._values_only:
             return row
-        taken = batch.append_values(column, row, end, self.now, limit)
+        taken = batch.append_values(column, row, end, self.now, limit, most)
         if taken:
             self._place_run(row, batch, taken)
         return row + taken

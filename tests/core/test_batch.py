@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -299,7 +299,9 @@ def test_values_in_a_row_are_written_as_single_ones(before: int, delta: int) -> 
         for _ in range(before):
             add(batch, None)
     assert (
-        one.append_values(ListedValues([*items, None]), 1, len(items) + 1, T0 + delta, 900_000)
+        one.append_values(
+            ListedValues([*items, None]), 1, len(items) + 1, T0 + delta, 900_000, 900_000
+        )
         == 11
     )
     for value in items[1:]:
@@ -314,21 +316,47 @@ def test_values_in_a_row_are_written_as_single_ones(before: int, delta: int) -> 
 def test_values_in_a_row_end_before_a_limit(limit: int) -> None:
     batch = new(limit=1_000_000)
     values = ListedValues([bytes(50)] * 9)
-    first = batch.append_values(values, 0, 9, T0, limit)
+    first = batch.append_values(values, 0, 9, T0, limit, 50)
     # The next one is not in because of its 50 bytes alone.
     assert batch.size < limit <= batch.size + 50
-    assert first == batch.count == batch.append_values(values, 0, 9, T0, 0) + first
+    assert first == batch.count == batch.append_values(values, 0, 9, T0, 0, 50) + first
+
+
+def test_values_in_a_row_end_before_one_that_is_larger_than_a_record_may_be() -> None:
+    batch = new(limit=1_000_000)
+    values = ListedValues([bytes(50), b"", bytes(51), bytes(50)])
+    assert batch.append_values(values, 0, 4, T0, 900_000, 50) == 2
+    assert batch.append_values(values, 2, 4, T0, 900_000, 50) == 0
+    assert batch.append_values(values, 2, 4, T0, 900_000, 51) == 2
+
+
+@pytest.mark.skipif(
+    not str(module.__file__).endswith(".py"), reason="compiled, they are read one by one"
+)
+def test_of_values_in_a_row_only_those_are_read_that_have_room() -> None:
+    """Else each batch would read what comes after it."""
+
+    class Counted(ListedValues):
+        read = 0
+
+        def plain(self, first: int, end: int) -> Iterator[bytes | None]:
+            for item in super().plain(first, end):
+                self.read += 1
+                yield item
+
+    values = Counted([bytes(50)] * 500)
+    assert new(limit=1_000_000).append_values(values, 0, 500, T0, 200, 50) == values.read - 1 == 2
 
 
 def test_values_in_a_row_begin_with_bytes_in_an_open_batch() -> None:
     batch = new()
-    assert batch.append_values(ListedValues(["text", b"v"]), 0, 2, T0, 1000) == 0
-    assert batch.append_values(ListedValues([b"v"]), 1, 1, T0, 1000) == 0
-    assert batch.append_values(ListedValues([b"v"]), 0, 1, T0, 1000) == 1
+    assert batch.append_values(ListedValues(["text", b"v"]), 0, 2, T0, 1000, 1000) == 0
+    assert batch.append_values(ListedValues([b"v"]), 1, 1, T0, 1000, 1000) == 0
+    assert batch.append_values(ListedValues([b"v"]), 0, 1, T0, 1000, 1000) == 1
     batch.close()
-    assert batch.append_values(ListedValues([b"v"]), 0, 1, T0, 1000) == 0
+    assert batch.append_values(ListedValues([b"v"]), 0, 1, T0, 1000, 1000) == 0
     batch.release()
-    assert batch.append_values(ListedValues([b"v"]), 0, 1, T0, 1000) == 0
+    assert batch.append_values(ListedValues([b"v"]), 0, 1, T0, 1000, 1000) == 0
     assert batch.count == 1
 
 

@@ -25,6 +25,8 @@ from asyncproducer.records import Record, RecordMetadata
 T0 = 1_700_000_000_000
 #: How many rows a run may have, small enough to end in the middle of something.
 RUN = 7
+#: More than any record here has.
+MOST = 100_000
 
 PARTITIONS = 3
 
@@ -101,7 +103,7 @@ def take(made: Accumulator, topic: TopicState, rows: Rows) -> int:
             rows.placed(row, delivery)
         row += 1
         if place < 0:
-            row = made.append_run(topic, rows, row, min(rows.count, row + RUN))
+            row = made.append_run(topic, rows, row, min(rows.count, row + RUN), MOST)
     return rows.count
 
 
@@ -240,7 +242,7 @@ def test_a_run_ends_before_anything_else_is_due() -> None:
     row = 0
     while row < rows.count:
         before = row
-        row = made.append_run(topic, rows, row, rows.count)
+        row = made.append_run(topic, rows, row, rows.count, MOST)
         if row == rows.count:
             break
         assert rows.read(row)
@@ -258,15 +260,30 @@ def test_a_run_takes_no_row_that_says_where_it_goes() -> None:
     made, topic, _ = accumulator(batch_max_bytes=10_000, compression="none")
     items = [b"a", b"b", Record("t", b"c", partition=3), b"d", Record("t", b"e", b"key"), b"f"]
     rows = Objects(items, "t")
-    assert made.append_run(topic, rows, 0, 6) == 0  # there is no batch yet
+    assert made.append_run(topic, rows, 0, 6, MOST) == 0  # there is no batch yet
     assert made.append(topic, -1, 0, None, b"a", NO_HEADERS, 0.0) is not None
     assert rows.read(0)
-    assert made.append_run(topic, rows, 1, 6) == 2
-    assert made.append_run(topic, rows, 3, 6) == 4
-    assert made.append_run(topic, rows, 5, 5) == 5
-    assert made.append_run(topic, rows, 5, 6) == 6
+    assert made.append_run(topic, rows, 1, 6, MOST) == 2
+    assert made.append_run(topic, rows, 3, 6, MOST) == 4
+    assert made.append_run(topic, rows, 5, 5, MOST) == 5
+    assert made.append_run(topic, rows, 5, 6, MOST) == 6
     (batch,) = batches(topic)
     assert batch.count == 4
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_run_takes_no_row_that_is_larger_than_a_record_may_be(table: bool, plain: bool) -> None:
+    made, topic, _ = accumulator(batch_max_bytes=10_000, compression="none")
+    large = bytes(99) if plain else Record("t", bytes(99))
+    rows: Rows = Objects([b"a", b"b", large, b"c"], "t")
+    if table:
+        rows = values_of([b"a", b"b", bytes(99), b"c"])
+    assert made.append(topic, -1, 0, None, b"a", NO_HEADERS, 0.0) is not None
+    assert rows.read(0)
+    assert made.append_run(topic, rows, 1, 4, 99) == 2
+    assert made.append_run(topic, rows, 2, 4, 99) == 2
+    assert made.append_run(topic, rows, 2, 4, 100) == 4
 
 
 @given(RECORDS)
