@@ -409,6 +409,18 @@ def test_nothing_must_expire_that_has_more_time_than_all_troubles() -> None:
     assert seen.rules == {"starved"}
 
 
+def test_memory_that_nobody_has_must_reach_who_waits_for_it() -> None:
+    seen = Seen()
+    seen.log.pop()
+    last = seen.sent(3)
+    last.outcome, last.error, last.ended_at = "refused", "BufferTimeout", 0.75
+    assert not seen.rules
+    last.nobody_had_any = True
+    assert seen.rules == {"starved"}
+    seen.sent(1).ended_at = 0.75
+    assert not seen.rules, "that was given back in the moment in which it was too late"
+
+
 # -- what the model finds of transactions ------------------------------------------------------
 
 

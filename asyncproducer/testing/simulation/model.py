@@ -99,6 +99,8 @@ class Sent:
     code: int | None = None
     #: The transaction that was open when it was sent.
     transaction: int | None = None
+    #: Whether it got no memory in time, and nobody had any then.
+    nobody_had_any: bool = False
     #: How often its delivery has told of its end; None where there is no delivery to ask.
     ends: int | None = None
 
@@ -462,6 +464,16 @@ def _nothing_expires_that_has_time(history: History) -> Iterator[Violation]:
             yield Violation("starved", f"{sent}: {sent.error}, long after all troubles were over")
 
 
+def _memory_reaches_who_waits_for_it(history: History) -> Iterator[Violation]:
+    # What is given back at that very moment comes too late.
+    given_back = {
+        sent.ended_at for sent in history.sent if sent.outcome in ("acknowledged", "failed")
+    }
+    for sent in history.sent:
+        if sent.nobody_had_any and sent.ended_at not in given_back:
+            yield Violation("starved", f"{sent} got no memory, though nobody has any")
+
+
 def _nothing_fails_that_can_be_mended(history: History) -> Iterator[Violation]:
     if not history.mendable:
         return
@@ -553,6 +565,7 @@ RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
     _is_quick_where_nothing_is_wrong,
     _is_committed_where_nothing_is_wrong,
     _nothing_expires_that_has_time,
+    _memory_reaches_who_waits_for_it,
     _nothing_fails_that_can_be_mended,
     _transactions_are_atomic,
 )

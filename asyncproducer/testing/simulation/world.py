@@ -677,13 +677,7 @@ class _World:
             # In a transaction, all others were given up because of this one.
             alone = sent.stream is None and not self.transactional
             alone = alone and isinstance(error, BufferTimeout)
-            # What is given back at this very moment comes too late.
-            given_back = any(
-                other.ended_at == sent.ended_at and other.outcome in ("acknowledged", "failed")
-                for other in self.history.sent
-            )
-            if alone and not given_back and not self.producer._pool.reserved:
-                self.found("starved", f"{sent} got no memory, though nobody has any")
+            sent.nobody_had_any = alone and not self.producer._pool.reserved
 
     async def _warm_up(self) -> None:
         began = self.loop.time()
