@@ -402,8 +402,8 @@ class Accumulator:
 
     def append_run(self, topic: TopicState, rows: Rows, row: int, end: int, most: int) -> int:
         """`append_row` of the rows from `row` on that go where the one before went, without a
-        partition or key of their own and of `most` bytes, as long as that takes no more than
-        writing.
+        partition or key of their own and no larger than `most` bytes, as long as that takes no
+        more than writing.
 
         Returns the first row that is not in, or `end`.
         """

@@ -503,9 +503,9 @@ class ProducerBatch(Outcome):
     def append_values(
         self, values: Values, first: int, end: int, timestamp: int, limit: int, most: int
     ) -> int:
-        """Append those of `values` from `first` on that are plain and of `most` bytes, as records
-        of nothing else, as long as the batch and the next of them together are smaller than
-        `limit`.
+        """Append those of `values` from `first` on that are plain and no larger than `most` bytes,
+        as records of nothing else, as long as the batch and the next of them together are smaller
+        than `limit`.
 
         Returns how many. There must be RECORD_OVERHEAD between `limit` and `easy`.
         """
