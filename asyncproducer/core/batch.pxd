@@ -77,14 +77,14 @@ cdef class Values:
     # Where the present one begins.
     cdef const unsigned char *at
 
-    cpdef Py_ssize_t locate(self, Py_ssize_t number) except -3
+    cdef Py_ssize_t locate(self, Py_ssize_t number) except -3
 
 
 cdef class ListedValues(Values):
     cdef list items
 
     @cython.locals(item="PyObject *")
-    cpdef Py_ssize_t locate(self, Py_ssize_t number) except -3
+    cdef Py_ssize_t locate(self, Py_ssize_t number) except -3
 
 
 @cython.final

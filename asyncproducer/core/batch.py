@@ -525,38 +525,38 @@ class ProducerBatch(Outcome):
             at = PyByteArray_AS_STRING(buffer) + size
             room = len(buffer)
             value_size = length = -2
-            while number < end:
-                try:
+            try:
+                while number < end:
                     found = values.locate(number)
-                except SerializationError:  # who reads that row alone hears of it
-                    break
-                if found < -1 or size + found >= limit:
-                    break
-                if found != value_size:
-                    # Nearly always it is that of the one before.
-                    if found > most:
+                    if found < -1 or size + found >= limit:
                         break
-                    value_size = found
-                    length = around + _size_of_field(value_size)
-                    if value_size > largest:
-                        largest = value_size
-                body_size = length + _size_of_length(count)
-                needed = size + body_size + _size_of_length(body_size)
-                if needed > room:
-                    self._make_room(needed)
-                    at = PyByteArray_AS_STRING(buffer) + size
-                    room = len(buffer)
-                at = _put_varint(at, body_size)
-                at[0] = 0
-                at = _put_varint(at + 1, delta)
-                at = _put_varint(at, count)
-                at[0] = 1
-                at = _put_field(at + 1, value_size, values.at)
-                at[0] = 0
-                at += 1
-                size = needed
-                count += 1
-                number += 1
+                    if found != value_size:
+                        # Nearly always it is that of the one before.
+                        if found > most:
+                            break
+                        value_size = found
+                        length = around + _size_of_field(value_size)
+                        if value_size > largest:
+                            largest = value_size
+                    body_size = length + _size_of_length(count)
+                    needed = size + body_size + _size_of_length(body_size)
+                    if needed > room:
+                        self._make_room(needed)
+                        at = PyByteArray_AS_STRING(buffer) + size
+                        room = len(buffer)
+                    at = _put_varint(at, body_size)
+                    at[0] = 0
+                    at = _put_varint(at + 1, delta)
+                    at = _put_varint(at, count)
+                    at[0] = 1
+                    at = _put_field(at + 1, value_size, values.at)
+                    at[0] = 0
+                    at += 1
+                    size = needed
+                    count += 1
+                    number += 1
+            except SerializationError:
+                pass  # who reads that row alone hears of it
         else:
             parts: list[bytes] = []
             for value in values.plain(first, end):

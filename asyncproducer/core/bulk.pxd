@@ -164,7 +164,7 @@ cdef class Column(Values):
     cdef const unsigned char *base
 
     @cython.locals(place=Py_ssize_t, start=cython.longlong, end=cython.longlong)
-    cpdef Py_ssize_t locate(self, Py_ssize_t row) except -3
+    cdef Py_ssize_t locate(self, Py_ssize_t row) except -3
     cpdef bytes present(self, Py_ssize_t size)
     @cython.locals(size=Py_ssize_t)
     cpdef object get(self, Py_ssize_t row)
