@@ -447,9 +447,7 @@ class ProducerBatch(Outcome):
             delta = 0
         else:
             delta = timestamp - self.base_timestamp
-        fields_size = headers_size
-        fields_size += 1 if key_size < 0 else key_size + _size_of_length(key_size)
-        fields_size += 1 if value_size < 0 else value_size + _size_of_length(value_size)
+        fields_size = headers_size + _size_of_field(key_size) + _size_of_field(value_size)
         body_size = 1 + _size_of_delta(delta) + _size_of_length(count) + fields_size
         record_size = body_size + _size_of_length(body_size)
         if self.size + record_size > self.easy and count > 0 and not self.has_room(record_size):
