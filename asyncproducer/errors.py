@@ -460,7 +460,9 @@ class TransactionAborted(TransactionError):
     """The transaction cannot be committed. `__cause__` says why, `code` where a broker did.
 
     Nothing of it counts. Raised by the calls within it: `abort_transaction()`, then begin again.
-    Raised by `async with producer.transaction()`: it is aborted already.
+    Raised by `async with producer.transaction()`: it is aborted already. Raised by
+    `abort_transaction()`: so is this one, but the next one has got no epoch; the same call asks
+    for it again.
     """
 
 

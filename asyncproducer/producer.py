@@ -991,7 +991,8 @@ class Producer(Front, Generic[K, V]):
         Cancelled at its end: the commit goes on, and `commit_transaction()` waits for its end.
         The block may end it by itself, too; who finds it aborted by another task is told.
         Where its abort takes longer than `max_block_ms`, or is cancelled, that goes on: another
-        one can begin as soon as it is done.
+        one can begin as soon as it is done. Where the coordinator has refused the epoch that this
+        one needs, its beginning asks again, for at most `max_block_ms`.
 
         Raises what `begin_transaction` and `commit_transaction` raise. What the block raises goes
         on, with a note where it could not be aborted (then the broker does it, after
@@ -1002,10 +1003,11 @@ class Producer(Front, Generic[K, V]):
     async def begin_transaction(self) -> None:
         """Open a transaction: what is sent from now on belongs to it. Never waits.
 
-        Raises IllegalStateError (one is open, or the end of the last one is not known),
-        ProducerStateError. After a fatal error that very error: ProducerFenced,
-        AuthorizationError, AuthenticationError, UnsupportedVersionError, BrokerError or another
-        KafkaError. The message of what is not allowed names the call and the state.
+        Raises IllegalStateError (one is open, the end of the last one is not known, or that has
+        got no epoch for this one: `abort_transaction()` asks again), ProducerStateError. After a
+        fatal error that very error: ProducerFenced, AuthorizationError, AuthenticationError,
+        UnsupportedVersionError, BrokerError or another KafkaError. The message of what is not
+        allowed names the call and the state.
         """
         self._begin()
 
@@ -1034,8 +1036,10 @@ class Producer(Front, Generic[K, V]):
         Waits at most `max_block_ms` for what is on its way, and for the coordinator. Afterwards
         another one can begin. When the time is over, or cancelled: as `commit_transaction`.
 
-        Raises TransactionTimeout, IllegalStateError, ProducerStateError. ProducerFenced or another
-        fatal error, also one that comes meanwhile: see `begin_transaction`.
+        Raises TransactionAborted (it is aborted, but the coordinator has refused the epoch that the
+        next one needs: the same call asks again), TransactionTimeout, IllegalStateError,
+        ProducerStateError. ProducerFenced or another fatal error, also one that comes meanwhile:
+        see `begin_transaction`.
         """
         await self._transactional(ABORT).abort()
 
@@ -1071,6 +1075,10 @@ class Producer(Front, Generic[K, V]):
                 f"{call}(): this producer has no transactions: give it a transactional_id"
             )
         return self._transactions
+
+    def _lacks_epoch(self) -> bool:
+        """Whether no other transaction can begin before an abort has asked for an epoch."""
+        return self._transactions is not None and self._transactions.lacks_epoch
 
     def _is_unfinished(self, number: int) -> bool:
         """Whether the transaction of this number has no end yet, or will never have one."""

@@ -41,6 +41,11 @@ class Transaction(Generic[K, V]):
         self._is_aborted = self._knows = False
 
     async def __aenter__(self) -> Producer[K, V]:
+        if self._producer._lacks_epoch():
+            try:
+                await self._producer.abort_transaction()
+            finally:
+                self._producer._leave_abort()
         self._number = self._producer._begin(self._aborting)
         self._is_aborted = self._knows = False
         _blocks.set((*_blocks.get(), self))

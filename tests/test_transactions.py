@@ -907,9 +907,7 @@ async def test_the_version_follows_the_cluster_at_run_time(
     async with new() as producer:
         async with producer.transaction() as tx:
             await tx.send("t", b"1")
-            cluster.set_feature("transaction.version", after)
-            for node in cluster.node_ids:
-                cluster.kill_connections(node)
+            change_version(cluster, after)
             await tx.send("t", b"2")
         epoch = cluster.transaction("tx").producer_epoch
         await works(cluster, producer)
@@ -1535,6 +1533,89 @@ async def test_what_cannot_pass_at_all_ends_the_producer(
         assert state(producer) is S.FATAL_ERROR
         with pytest.raises(kind):
             await producer.begin_transaction()
+
+
+def change_version(cluster: EmbeddedCluster, level: int) -> None:
+    """Connections tell of it, when they are made."""
+    cluster.set_feature("transaction.version", level)
+    for node in cluster.node_ids:
+        cluster.kill_connections(node)
+
+
+async def needs_epoch(
+    cluster: EmbeddedCluster, producer: Producer[Any, Any], error: str, *, times: int = 1
+) -> None:
+    """Commits a record. Then the transactions are of version 2, but there is no epoch for them."""
+    change_version(cluster, 1)
+    await works(cluster, producer)
+    cluster.inject("init_producer_id", error=error, times=times)
+    async with producer.transaction() as tx:
+        await tx.send("t", b"before")
+        change_version(cluster, 2)
+        await tx.send("t", b"committed")
+    assert state(producer) is S.ABORTABLE_ERROR
+    assert committed(cluster)[-2:] == [b"before", b"committed"]
+
+
+REFUSED_EPOCHS = ["TRANSACTION_ABORTABLE", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"]
+
+
+@pytest.mark.parametrize("error", REFUSED_EPOCHS)
+async def test_a_transaction_is_committed_though_there_is_no_epoch_for_the_next_one(
+    cluster: EmbeddedCluster, new: New, error: str
+) -> None:
+    """TX-39: an abort asks for it again."""
+    async with new() as producer:
+        await needs_epoch(cluster, producer, error, times=2)
+        with pytest.raises(IllegalStateError, match=f"was committed, but.*{error}"):
+            await producer.begin_transaction()
+        with pytest.raises(TransactionAborted, match=f"was committed, but.*{error}") as caught:
+            await producer.abort_transaction()
+        assert caught.value.code == ErrorCode[error]
+        await producer.abort_transaction()
+        await works(cluster, producer)
+
+
+@pytest.mark.parametrize("error", REFUSED_EPOCHS)
+async def test_a_block_asks_again_for_the_epoch_that_was_refused(
+    cluster: EmbeddedCluster, new: New, error: str
+) -> None:
+    """TX-39: after a commit, and after an abort; what it cannot get it raises, or waits for."""
+    async with new(max_block_ms=1_000) as producer:
+        await needs_epoch(cluster, producer, error)
+        await works(cluster, producer)
+        await needs_epoch(cluster, producer, error, times=2)
+        with pytest.raises(TransactionAborted, match="was committed, but"):
+            async with producer.transaction():
+                raise AssertionError("not begun")
+        held = cluster.inject("init_producer_id", hold=True)
+        with pytest.raises(TransactionTimeout, match="abort_transaction"):
+            async with producer.transaction():
+                raise AssertionError("not begun")
+        held.release()
+        await asyncio.sleep(0.1)  # it went on, and is done
+        await works(cluster, producer)
+        change_version(cluster, 1)
+        await works(cluster, producer)
+        cluster.inject("add_partitions_to_txn", error="UNKNOWN_PRODUCER_ID")
+        cluster.inject("init_producer_id", error=error)
+        with pytest.raises(TransactionAborted, match="UNKNOWN_PRODUCER_ID") as caught:
+            async with producer.transaction() as tx:
+                await tx.enqueue("t", b"lost")
+        assert [note for note in caught.value.__notes__ if "was aborted, but" in note]
+        await works(cluster, producer)
+    assert b"lost" not in stored(cluster)
+
+
+async def test_a_producer_whose_epoch_was_refused_is_closed_and_asks_no_one(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new() as producer:
+        await needs_epoch(cluster, producer, "TRANSACTION_ABORTABLE")
+        before = len(cluster.received("init_producer_id"))
+        began = now()
+    assert now() < began + 1
+    assert len(cluster.received("init_producer_id")) == before
 
 
 async def test_records_that_expire_can_only_be_aborted(

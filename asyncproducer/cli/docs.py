@@ -160,7 +160,11 @@ The coordinators' answers:
 - **find**: the same, after asking who the coordinator is now. So it is without any answer.
 - **abortable**: the calls within the transaction raise `TransactionAborted`, whose cause and `code`
   say why, until `abort_transaction()`. Then another one can begin. It is fatal where there is no
-  transaction to be aborted: in `start()`, and as the answer to the `EndTxn` of an abort.
+  transaction to be aborted: in `start()`, and as the answer to the `EndTxn` of an abort. Of the
+  `InitProducerId` that asks for the next epoch after a commit or an abort: that has its end, a
+  commit raises nothing, and an abort says that it is done; no other transaction begins until
+  `abort_transaction()`, called once more, has got the epoch. `async with producer.transaction()`
+  calls it by itself.
 - **bump**: abortable where the brokers give a new epoch (Kafka 2.5), else fatal.
 - **fenced**: every later call raises `ProducerFenced`: there is another producer with this
   `transactional_id`, or a transaction was open for longer than `transaction_timeout_ms`.

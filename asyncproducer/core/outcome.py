@@ -256,8 +256,14 @@ def _txn_rules(
 
 _ABORTABLE, _FATAL = TxnAction.ABORTABLE, TxnAction.FATAL
 
-#: Of the first one `start()` is what fails, and it can be tried again.
-INIT_PRODUCER_ID = _txn_rules(_FATAL)
+#: Of the first one `start()` is what fails, and it can be tried again. Of one for another epoch:
+#: the transaction has its end, and the next abort asks again.
+INIT_PRODUCER_ID = _txn_rules(
+    _FATAL,
+    CLUSTER_AUTHORIZATION_FAILED=_ABORTABLE,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED=_ABORTABLE,
+    TRANSACTION_ABORTABLE=_ABORTABLE,
+)
 
 ADD_PARTITIONS_TO_TXN = _txn_rules(_ABORTABLE, UNKNOWN_PRODUCER_ID=TxnAction.BUMP)
 

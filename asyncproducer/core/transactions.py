@@ -110,7 +110,7 @@ _S = TransactionState
 #: The legal moves. INITIALIZING is also the way to another epoch, after the end.
 TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
     _S.UNINITIALIZED: frozenset({_S.INITIALIZING, _S.FATAL_ERROR}),
-    _S.INITIALIZING: frozenset({_S.READY, _S.FATAL_ERROR}),
+    _S.INITIALIZING: frozenset({_S.READY, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
     _S.READY: frozenset({_S.IN_TRANSACTION, _S.FATAL_ERROR}),
     _S.IN_TRANSACTION: frozenset({_S.COMMITTING, _S.ABORTING, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
     _S.COMMITTING: frozenset({_S.READY, _S.INITIALIZING, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
@@ -121,6 +121,9 @@ TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
 
 START, BEGIN, SEND = "start", "begin_transaction", "send"
 SEND_OFFSETS, COMMIT, ABORT = "send_offsets", "commit_transaction", "abort_transaction"
+
+#: How a transaction is called that has its end.
+_PAST = {COMMIT: "committed", ABORT: "aborted"}
 
 #: How a message names a call: all that send come in by one door.
 _CALL_NAMES = {SEND: "send() (or enqueue(), send_nowait(), send_many(), send_table())"}
@@ -354,6 +357,8 @@ class TransactionManager:
         self._asked = False
         #: Whether a broker may have committed it: what comes now is not of it any more.
         self._decided = False
+        #: "committed" or "aborted", where that is done, and the epoch for the next one was refused.
+        self._over = ""
         self._needs_bump = False
         #: Whether one of its requests that got no answer would do harm in the next transaction.
         self._may_harm = False
@@ -377,7 +382,7 @@ class TransactionManager:
     def check(self, call: str) -> None:
         """Raise if `call` is not allowed now. Whatever is raised names the call and the state."""
         state, ending = self.state, self._ending
-        if ending is not None and ending.left and ending.done and ending.error is None:
+        if ending is not None and ending.left and ending.done:
             self._ending = ending = None
         if ending is None and state in CALLS[call]:
             return
@@ -394,23 +399,48 @@ class TransactionManager:
         if state is _S.ABORTABLE_ERROR and call in (SEND, SEND_OFFSETS, COMMIT):
             raise self.aborted(refused)
         if state not in CALLS[call]:
-            raise IllegalStateError(refused + _HINTS[state])
+            raise IllegalStateError(refused + (self._lacking() or _HINTS[state]))
 
     def aborted(self, refused: str = "") -> TransactionAborted:
         """The error of calls in a transaction that can only be aborted; `refused` begins it."""
-        error = TransactionAborted(
-            f"{refused}the transaction cannot be committed: {self.error}; abort_transaction(), "
-            "then begin another one"
+        what = self._lacking() or (
+            f"the transaction cannot be committed: {self.error}; abort_transaction(), then begin "
+            "another one"
         )
+        error = TransactionAborted(refused + what)
         if self.error is not None:
             error.code = self.error.code
             error.__cause__ = self.error
         return error
 
     @property
+    def _past(self) -> str:
+        """What became of the transaction, where only the epoch for the next one is missing."""
+        if self.state is not _S.INITIALIZING or self._ending is None:
+            return ""
+        return self._over or _PAST.get(self._ending.name, "")
+
+    def _lacking(self) -> str:
+        """What is wrong where the last transaction has its end, and the next one no epoch."""
+        return self._over and (
+            f"the last transaction was {self._over}, but there is no epoch for the next one: "
+            f"{self.error}; abort_transaction() asks for it again"
+        )
+
+    @property
+    def lacks_epoch(self) -> bool:
+        """Whether an abort is needed, though no transaction is open: it asks for the epoch."""
+        return self.state is _S.ABORTABLE_ERROR and bool(self._over)
+
+    @property
     def is_open(self) -> bool:
         """Whether there is a transaction that has no end yet."""
-        return self.state in (_S.IN_TRANSACTION, _S.COMMITTING, _S.ABORTING, _S.ABORTABLE_ERROR)
+        return not self._over and self.state in (
+            _S.IN_TRANSACTION,
+            _S.COMMITTING,
+            _S.ABORTING,
+            _S.ABORTABLE_ERROR,
+        )
 
     @property
     def is_ending(self) -> bool:
@@ -441,6 +471,7 @@ class TransactionManager:
         """Open a transaction. No broker hears of it yet."""
         self.check(BEGIN)
         self._move(_S.IN_TRANSACTION)
+        self._over = ""
         self.number += 1
 
     def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> Operation:
@@ -570,8 +601,8 @@ class TransactionManager:
         self._queue.clear()
         self._new.clear()
         ending = self._ending
-        if self.state is _S.INITIALIZING and ending is not None and ending.name != START:
-            ending.finish()  # that is done, only the next epoch was missing
+        if ending is not None and self._past:
+            ending.finish()
         for operation in (ending, *self._offsets):
             if operation is not None:
                 operation.finish(error)
@@ -758,18 +789,17 @@ class TransactionManager:
             possible = self.can_bump or self.version_two
             action = TxnAction.ABORTABLE if possible else TxnAction.FATAL
         ends = action not in (TxnAction.REPEAT, TxnAction.FIND)
-        if ends and request.commit and request.attempts > 0:
-            # Asked before, perhaps with success: to call it aborted could be wrong.
+        if ends and request.kind is Kind.END and self._is_in_doubt(request):
             action = TxnAction.FATAL
-            error = _because(f"nobody knows whether the transaction was committed: {error}", error)
         if action is TxnAction.FIND:
             self._lose_coordinator(request)
             self._repeat(request, error, now)
         elif action is TxnAction.REPEAT:
             self._repeat(request, error, now, self._most_patience(request, code))
         elif action is TxnAction.ABORTABLE:
-            self._decided = False
-            self._abortable_for(request, error)
+            if request.kind is Kind.END:
+                self._decided = False
+            self._abortable_for(request, error, now)
         else:
             self._fatal_for(request, error)
         return False
@@ -813,23 +843,50 @@ class TransactionManager:
             f"to {request}): close this producer"
         )
 
-    def _abortable_for(self, request: TxnRequest, error: KafkaError) -> None:
+    def _abortable_for(self, request: TxnRequest, error: KafkaError, now: float) -> None:
         self._pending.difference_update(request.partitions)
-        if self.state is _S.INITIALIZING or (request.kind is Kind.END and not request.commit):
-            # There is no transaction to be aborted, or aborting it is what went wrong.
+        if self.state is _S.INITIALIZING:
+            self._no_epoch(request, error)
+            return
+        if request.kind is Kind.END and not request.commit:
+            # Aborting it is what went wrong.
             self._fatal_for(request, error)
             return
         self.abortable(error)
         if request.operation is not None:
             request.operation.finish(self._why_dropped())
+        if request.kind is Kind.FIND_COORDINATOR and self.state is not _S.ABORTABLE_ERROR:
+            # Its end is under way, or decided: that goes on.
+            self._repeat(request, error, now)
+
+    def _no_epoch(self, request: TxnRequest, error: KafkaError) -> None:
+        """There is no transaction to be aborted: it has its end, or none was begun yet."""
+        ending = self._ending
+        if ending is None or not self._past:
+            self._fatal_for(request, error)
+            return
+        self._over = self._past
+        self._needs_bump = True
+        self._move(_S.ABORTABLE_ERROR)
+        self.error = error
+        # What is committed is so: to say anything else would have its records sent again.
+        ending.finish(None if ending.name == COMMIT else self.aborted())
+        self._drop_queued(Kind.BUMP_EPOCH)
+
+    def _is_in_doubt(self, request: TxnRequest) -> bool:
+        """Whether a commit was asked for before, perhaps with success, and its answer was lost: to
+        call the transaction aborted could be wrong."""
+        asked_before = request.kind is not Kind.END or request.attempts > 0
+        return self.state is _S.COMMITTING and self._decided and asked_before
 
     def _fatal_for(self, request: TxnRequest, error: KafkaError) -> None:
-        if request.kind is Kind.END and not request.commit and not isinstance(error, _CLEAR):
+        if self._is_in_doubt(request):
+            error = _because(f"nobody knows whether the transaction was committed: {error}", error)
+        elif request.kind is Kind.END and not request.commit and not isinstance(error, _CLEAR):
             error = _because(f"the transaction could not be aborted: {error}", error)
-        elif request.kind is Kind.BUMP_EPOCH and request.operation is not None:
-            done = "committed" if request.operation.name == COMMIT else "aborted"
+        elif self._past:
             error = _because(
-                f"the transaction was {done}, but there is no next one: {error}", error
+                f"the transaction was {self._past}, but there is no next one: {error}", error
             )
         self.fatal(error)
 
@@ -883,14 +940,14 @@ class TransactionManager:
         if denied:
             named = f"not authorized for {', '.join(sorted(denied))}"
             code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            self._abortable_for(request, self.error_for(request.kind, code, named))
+            self._abortable_for(request, self.error_for(request.kind, code, named), now)
             return ()
         if refused:
             code = next(iter(refused.values()))
             named = ", ".join(
                 f"{p}: {ErrorCode(c).name}" for p, c in refused.items() if c in _CODES
             )
-            self._abortable_for(request, self.error_for(request.kind, code, named))
+            self._abortable_for(request, self.error_for(request.kind, code, named), now)
             return ()
         self.trouble = None
         self._pending.difference_update(request.partitions)

@@ -131,6 +131,11 @@ class Transactions:
         """How many transactions were begun."""
         return self._manager.number
 
+    @property
+    def lacks_epoch(self) -> bool:
+        """Whether no other transaction can begin before an abort has asked for an epoch."""
+        return self._manager.lacks_epoch
+
     def is_unfinished(self, number: int) -> bool:
         """Whether the transaction of this number has no end yet, or will never have one."""
         manager = self._manager

@@ -50,5 +50,6 @@ KNOWN: dict[str, tuple[int, ...]] = {
     "a commit does not wait for serializers": (1604, 6122, 6485),
     "a record whose serializer was slow comes into the next transaction": (3854, 5501, 5789),
     "a send_many goes on in the next transaction": (26, 152, 203),
+    "a commit is called aborted when the next epoch is refused": (185, 2360, 3641),
     "a coordinator is never asked for the end that is told": (2, 11, 14),
 }

@@ -408,6 +408,13 @@ MUTANTS = (
         ("outside",),
     ),
     Mutant(
+        "a commit is called aborted when the next epoch is refused",
+        "core.transactions:TransactionManager._no_epoch",
+        "ending.finish(None if ending.name == COMMIT else self.aborted())",
+        "ending.finish(self.aborted())",
+        ("undead",),
+    ),
+    Mutant(
         "a coordinator is never asked for the end that is told",
         "core.transactions:TransactionManager.next_request",
         "if not self._started:",

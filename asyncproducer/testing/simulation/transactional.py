@@ -68,6 +68,12 @@ _ERRORS = {
     ),
     "end_txn": (*_COORDINATOR, "CONCURRENT_TRANSACTIONS", *_FINAL),
 }
+#: What keeps the end of a transaction from getting an epoch for the next one.
+_NO_EPOCH = (
+    "TRANSACTION_ABORTABLE",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+)
 #: What is said though it was done: the coordinator could not know.
 _DONE = ("COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
 
@@ -147,6 +153,27 @@ class TransactionalPlanMaker(PlanMaker):
             step = Step(self.span(0, self.length), "send_many", tuple(records))
             steps.append(self.slower(step) if self.chance(0.7) else step)
         return dataclasses.replace(plan, steps=tuple(sorted(steps, key=lambda step: step.at)))
+
+    def moved(self, plan: Plan) -> Plan:
+        """As for others; and epochs that are refused, where more than a group is away."""
+        plan = super().moved(plan)
+        if all(trouble.arguments.get("kind") == "group" for trouble in plan.troubles):
+            return plan
+        return self.epochs_refused(plan) if self.chance(0.25) else plan
+
+    def epochs_refused(self, plan: Plan) -> Plan:
+        """Ends of transactions that get no epoch for the next one."""
+        rng = self.rng
+        troubles = list(plan.troubles)
+        for _ in range(rng.choice((1, 1, 2))):
+            at = self.span(0, self.length)
+            refused = {"error": rng.choice(_NO_EPOCH), "times": rng.choice((1, 1, 2, 3))}
+            troubles.append(Trouble(at, "epoch_refused", refused))
+            # What makes a producer ask for one.
+            needed = self.version_changes(plan.options)
+            troubles.append(Trouble(round(at + self.span(0, self.length / 4), 4), *needed))
+        ordered = tuple(sorted(troubles, key=lambda trouble: trouble.at))
+        return dataclasses.replace(plan, troubles=ordered)
 
     def repeated(self, plan: Plan) -> Plan:
         """Who has lost patience with the offsets of a transaction sends them with the next one."""

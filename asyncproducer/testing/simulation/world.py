@@ -746,12 +746,23 @@ class _World:
         if step.ends in ("block", "fails"):
             await self._block(step)
             return
+        if self.producer._lacks_epoch():
+            await self._epoch()
         await self.producer.begin_transaction()
         transaction = self._begun(step)
         with contextlib.suppress(asyncio.CancelledError):
             await self._contents(step, transaction)
         if step.ends != "left":
             await self._ended(step, transaction, commit=step.ends == "commit")
+
+    async def _epoch(self) -> None:
+        """Asks for the epoch that was refused after the last transaction, until there is one."""
+        for _ in range(_ASKED):
+            self.count["epochs asked for again"] += 1
+            with contextlib.suppress(TransactionAborted, TransactionTimeout):
+                await self.producer.abort_transaction()
+                return
+            await asyncio.sleep(_PAUSE)
 
     async def _contents(self, step: Step, transaction: Transaction) -> None:
         """Records, then offsets, or first these. Raises CancelledError where the plan says so."""
@@ -836,8 +847,11 @@ class _World:
                 await asyncio.sleep(_PAUSE)
             except TransactionAborted:
                 if not commit:
-                    raise
-                transaction.refused = True
+                    if not self.producer._lacks_epoch():
+                        raise
+                    self.count["epochs asked for again"] += 1
+                    await asyncio.sleep(_PAUSE)
+                transaction.refused |= commit
                 commit = False
             else:
                 transaction.told = "committed" if commit else "aborted"
@@ -917,6 +931,15 @@ class _World:
             # Of a transaction whose commit only lost its answer, it says no such thing.
             arguments["when"] = self._is_not_committed
         fault = self.cluster.inject(**arguments)
+        self.faults.append(fault)
+
+    def _epoch_refused(self, error: str, times: int) -> None:
+        fault = self.cluster.inject(
+            "init_producer_id",
+            error=error,
+            times=times,
+            when=lambda request: request.fields.get("producer_id", -1) >= 0,
+        )
         self.faults.append(fault)
 
     async def _move_leader(
