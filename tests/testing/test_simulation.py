@@ -232,6 +232,27 @@ def test_nothing_must_fail_where_all_that_is_wrong_passes() -> None:
     assert seen.rules == {"needless"}
 
 
+@pytest.mark.parametrize(
+    ("error", "persisted", "topic", "needless"),
+    [
+        ("BrokerRejected", "maybe", "t", False),
+        ("BrokerRejected", "no", "t", True),
+        ("DeliveryTimeout", "maybe", "t", True),
+        ("BrokerRejected", "maybe", "b", True),
+    ],
+)
+def test_what_may_be_stored_may_fail_where_a_leader_has_forgotten_its_producers(
+    error: str, persisted: str, topic: str, needless: bool
+) -> None:
+    """Seed 3,800,028,850: it took the batch behind one that it refused for the first of all."""
+    seen = Seen()
+    seen.fail(2, persisted)
+    seen.sent(2).error = error
+    seen.history.mendable = True
+    seen.history.forgotten = {(topic, 0)}
+    assert ("needless" in seen.rules) == needless
+
+
 def test_records_must_be_in_the_order_of_their_calls() -> None:
     seen = Seen()
     seen.sent(1).called, seen.sent(2).called = seen.sent(2).called, seen.sent(1).called
