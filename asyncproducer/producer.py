@@ -1037,8 +1037,9 @@ class Producer(Front, Generic[K, V]):
         another one can begin. When the time is over, or cancelled: as `commit_transaction`.
 
         Raises TransactionAborted (it is aborted, but the coordinator has refused the epoch that the
-        next one needs: the same call asks again), TransactionTimeout, IllegalStateError,
-        ProducerStateError. ProducerFenced or another fatal error, also one that comes meanwhile:
+        next one needs: the same call asks again, after `retry_backoff_ms`), KafkaError (so it is
+        after one that was committed), TransactionTimeout, IllegalStateError, ProducerStateError.
+        ProducerFenced or another fatal error, also one that comes meanwhile:
         see `begin_transaction`.
         """
         await self._transactional(ABORT).abort()
@@ -1078,7 +1079,8 @@ class Producer(Front, Generic[K, V]):
 
     def _lacks_epoch(self) -> bool:
         """Whether no other transaction can begin before an abort has asked for an epoch."""
-        return self._transactions is not None and self._transactions.lacks_epoch
+        is_running = self._state is State.RUNNING
+        return is_running and self._transactions is not None and self._transactions.lacks_epoch
 
     def _is_unfinished(self, number: int) -> bool:
         """Whether the transaction of this number has no end yet, or will never have one."""

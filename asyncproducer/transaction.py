@@ -41,15 +41,16 @@ class Transaction(Generic[K, V]):
         self._is_aborted = self._knows = False
 
     async def __aenter__(self) -> Producer[K, V]:
-        if self._producer._lacks_epoch():
+        producer = self._producer
+        if producer._lacks_epoch():
             try:
-                await self._producer.abort_transaction()
+                await producer.abort_transaction()
             finally:
-                self._producer._leave_abort()
-        self._number = self._producer._begin(self._aborting)
+                producer._leave_abort()
+        self._number = producer._begin(self._aborting)
         self._is_aborted = self._knows = False
         _blocks.set((*_blocks.get(), self))
-        return self._producer
+        return producer
 
     def _aborting(self) -> None:
         self._is_aborted = True
@@ -89,7 +90,8 @@ class Transaction(Generic[K, V]):
         try:
             await self._producer.abort_transaction()
         except KafkaError as also:
-            error.add_note(f"aborting the transaction failed: {also}")
+            if not self._producer._lacks_epoch():  # else it is aborted: the next one asks again
+                error.add_note(f"aborting the transaction failed: {also}")
         finally:
             self._producer._leave_abort()
 

@@ -164,7 +164,8 @@ The coordinators' answers:
   `InitProducerId` that asks for the next epoch after a commit or an abort: that has its end, a
   commit raises nothing, and an abort says that it is done; no other transaction begins until
   `abort_transaction()`, called once more, has got the epoch. `async with producer.transaction()`
-  calls it by itself.
+  calls it by itself. After a commit the calls raise `IllegalStateError` instead, and that abort
+  what it was refused with: nothing may say that what is committed does not count.
 - **bump**: abortable where the brokers give a new epoch (Kafka 2.5), else fatal.
 - **fenced**: every later call raises `ProducerFenced`: there is another producer with this
   `transactional_id`, or a transaction was open for longer than `transaction_timeout_ms`.

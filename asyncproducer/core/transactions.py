@@ -359,6 +359,9 @@ class TransactionManager:
         self._decided = False
         #: "committed" or "aborted", where that is done, and the epoch for the next one was refused.
         self._over = ""
+        #: How often it was refused, and when it is asked for again at the earliest.
+        self._refusals = 0
+        self._refused_until = -inf
         self._needs_bump = False
         #: Whether one of its requests that got no answer would do harm in the next transaction.
         self._may_harm = False
@@ -396,10 +399,13 @@ class TransactionManager:
                 f"{refused}the end of {ending.name}() is not known yet; call {ending.name}() again "
                 "to wait for it"
             )
-        if state is _S.ABORTABLE_ERROR and call in (SEND, SEND_OFFSETS, COMMIT):
+        aborts = state is _S.ABORTABLE_ERROR and self._over != _PAST[COMMIT]
+        if aborts and call in (SEND, SEND_OFFSETS, COMMIT):
             raise self.aborted(refused)
         if state not in CALLS[call]:
-            raise IllegalStateError(refused + (self._lacking() or _HINTS[state]))
+            error = IllegalStateError(refused + (self._lacking() or _HINTS[state]))
+            error.__cause__ = self.error if self._over else None
+            raise error
 
     def aborted(self, refused: str = "") -> TransactionAborted:
         """The error of calls in a transaction that can only be aborted; `refused` begins it."""
@@ -429,8 +435,12 @@ class TransactionManager:
 
     @property
     def lacks_epoch(self) -> bool:
-        """Whether an abort is needed, though no transaction is open: it asks for the epoch."""
-        return self.state is _S.ABORTABLE_ERROR and bool(self._over)
+        """Whether an abort comes next, though no transaction is open: it asks for the epoch.
+
+        Not while somebody is to ask for the end of the last one.
+        """
+        is_known = self._ending is None or self._ending.left
+        return self.state is _S.ABORTABLE_ERROR and bool(self._over) and is_known
 
     @property
     def is_open(self) -> bool:
@@ -471,7 +481,6 @@ class TransactionManager:
         """Open a transaction. No broker hears of it yet."""
         self.check(BEGIN)
         self._move(_S.IN_TRANSACTION)
-        self._over = ""
         self.number += 1
 
     def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> Operation:
@@ -512,7 +521,7 @@ class TransactionManager:
 
     def _end(self, call: str, state: TransactionState) -> Operation:
         ending = self._ending
-        if ending is not None and ending.name == call:
+        if ending is not None and ending.name == call and not self.lacks_epoch:
             return ending
         self.check(call)
         self._move(state)
@@ -609,9 +618,18 @@ class TransactionManager:
 
     # -- requests --------------------------------------------------------------------------
 
-    def _push(self, kind: Kind, key: Key | None, operation: Operation | None, **more: Any) -> None:
+    def _push(
+        self,
+        kind: Kind,
+        key: Key | None,
+        operation: Operation | None,
+        not_before: float = -inf,
+        **more: Any,
+    ) -> None:
         self._requests += 1
-        heapq.heappush(self._queue, TxnRequest(kind, self._requests, key, operation, **more))
+        request = TxnRequest(kind, self._requests, key, operation, **more)
+        request.not_before = not_before
+        heapq.heappush(self._queue, request)
 
     def next_request(self, now: float, *, busy: bool) -> TxnRequest | None:
         """What to send now, if anything.
@@ -637,7 +655,7 @@ class TransactionManager:
                     self._ended(request.operation)
                     continue
             if not finds and request.key is not None and request.key not in self.coordinators:
-                self._push(Kind.FIND_COORDINATOR, request.key, None)
+                self._push(Kind.FIND_COORDINATOR, request.key, None, self._refused_until)
                 continue
             if request.not_before > now:
                 self.wake_at = request.not_before
@@ -846,7 +864,7 @@ class TransactionManager:
     def _abortable_for(self, request: TxnRequest, error: KafkaError, now: float) -> None:
         self._pending.difference_update(request.partitions)
         if self.state is _S.INITIALIZING:
-            self._no_epoch(request, error)
+            self._no_epoch(request, error, now)
             return
         if request.kind is Kind.END and not request.commit:
             # Aborting it is what went wrong.
@@ -855,11 +873,11 @@ class TransactionManager:
         self.abortable(error)
         if request.operation is not None:
             request.operation.finish(self._why_dropped())
-        if request.kind is Kind.FIND_COORDINATOR and self.state is not _S.ABORTABLE_ERROR:
+        if request.kind is Kind.FIND_COORDINATOR and self.state in (_S.COMMITTING, _S.ABORTING):
             # Its end is under way, or decided: that goes on.
             self._repeat(request, error, now)
 
-    def _no_epoch(self, request: TxnRequest, error: KafkaError) -> None:
+    def _no_epoch(self, request: TxnRequest, error: KafkaError, now: float) -> None:
         """There is no transaction to be aborted: it has its end, or none was begun yet."""
         ending = self._ending
         if ending is None or not self._past:
@@ -867,10 +885,18 @@ class TransactionManager:
             return
         self._over = self._past
         self._needs_bump = True
+        # Who asks again and again does so at this pace.
+        self._refused_until = now + self._backoff.delay(self._refusals)
+        self._refusals += 1
         self._move(_S.ABORTABLE_ERROR)
         self.error = error
         # What is committed is so: to say anything else would have its records sent again.
-        ending.finish(None if ending.name == COMMIT else self.aborted())
+        if ending.name == COMMIT:
+            ending.finish()
+        elif self._over == _PAST[COMMIT]:
+            ending.finish(_because(self._lacking(), error))
+        else:
+            ending.finish(self.aborted())
         self._drop_queued(Kind.BUMP_EPOCH)
 
     def _is_in_doubt(self, request: TxnRequest) -> bool:
@@ -999,9 +1025,9 @@ class TransactionManager:
         # Who has not waited for them does not ask for those of the next transaction.
         self._offsets.clear()
         self._last_offsets = None
-        if bump and self.can_bump:
+        if bump and (self.can_bump or self._over):
             self._move(_S.INITIALIZING)
-            self._push(Kind.BUMP_EPOCH, self._me, operation)
+            self._push(Kind.BUMP_EPOCH, self._me, operation, self._refused_until)
         elif self.sequences.uncertain:
             self.fatal(_too_old("the transaction was aborted, but there is no next one"))
         else:
@@ -1019,6 +1045,8 @@ class TransactionManager:
     def _ready(self, operation: Operation | None) -> None:
         self._move(_S.READY)
         self.error = None
+        self._over = ""
+        self._refusals = 0
         if operation is not None:
             operation.finish()
 

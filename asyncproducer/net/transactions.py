@@ -199,8 +199,10 @@ class Transactions:
     async def abort(self) -> None:
         """Abort the transaction."""
         began = self._loop.time()
+        # Else it only asks for an epoch.
+        of_transaction = self._manager.is_open
         operation = self._manager.abort()
-        if self._on_abort is not None:
+        if self._on_abort is not None and of_transaction:
             self._on_abort()
         await self._call("abort", operation, began)
 

@@ -1028,40 +1028,45 @@ def test_an_epoch_that_is_refused_is_asked_for_again_by_the_next_abort(
     world.answer(world.ask(Kind.BUMP_EPOCH), code)
     past = "committed" if how == COMMIT else "aborted"
     text = f"the last transaction was {past}, but there is no epoch for the next one: "
-    for _ in range(2):
+    raised: type[KafkaError] = TransactionAborted
+    if how == COMMIT:
+        raised = kind if kind is AuthorizationError else KafkaError
+    for pause in (0.1, 0.2, 0.4):
         assert manager.state is S.ABORTABLE_ERROR
-        assert manager.lacks_epoch
         assert not manager.is_open
         assert world.next() is None
         if operation.name == COMMIT:
             world.ended(operation)
         else:
-            with pytest.raises(TransactionAborted, match=text) as caught:
+            with pytest.raises(KafkaError, match=text) as caught:
                 world.ended(operation)
+            assert type(caught.value) is raised
             assert caught.value.code == code
             assert type(caught.value.__cause__) is kind
-        for name, expected in (
-            (BEGIN, IllegalStateError),
-            (SEND, TransactionAborted),
-            (SEND_OFFSETS, TransactionAborted),
-            (COMMIT, TransactionAborted),
-        ):
+        assert manager.lacks_epoch
+        for name in (BEGIN, SEND, SEND_OFFSETS, COMMIT):
             with pytest.raises(KafkaError, match=rf"state ABORTABLE_ERROR: {text}.*asks") as other:
                 call(manager, name)
-            assert type(other.value) is expected
-        # Refused once more, it changes nothing: it is asked for again and again.
+            illegal = name == BEGIN or how == COMMIT
+            assert type(other.value) is (IllegalStateError if illegal else TransactionAborted)
+            assert type(other.value.__cause__) is kind
+        # Refused once more, it changes nothing: it is asked for again and again, with a pause.
+        began = world.now
         operation = manager.abort()
+        assert world.next() is None
         bump = world.ask(Kind.BUMP_EPOCH)
+        assert world.now - began == pytest.approx(pause)
         assert isinstance(bump.wire, wire.InitProducerIdRequest)
         assert (bump.wire.producer_id, bump.wire.producer_epoch) == (4000, 0)
         world.answer(bump, code)
-    with pytest.raises(TransactionAborted):
-        world.ended(operation)
+    manager.observed(operation)
     operation = manager.abort()
     assert world.run() == [Kind.BUMP_EPOCH]
     world.ended(operation)
     assert (manager.state, manager.sequences.producer_epoch) == (S.READY, 1)
     assert not manager.lacks_epoch
+    with pytest.raises(IllegalStateError, match=r"READY: begin_transaction\(\) comes first"):
+        manager.abort()
     manager.begin()
     assert manager.is_open
     manager.abortable(RecordTooLarge("too large"))
@@ -1076,10 +1081,12 @@ def test_so_it_is_where_the_coordinator_that_gives_epochs_cannot_be_asked_for(ho
     manager = world.manager
     manager.failed(world.ask(Kind.BUMP_EPOCH), ConnectionFailed("cut"), world.now)
     world.answer(world.ask(Kind.FIND_COORDINATOR), E.TRANSACTION_ABORTABLE)
-    assert manager.lacks_epoch
     assert (operation.done, operation.error is None) == (True, how == COMMIT)
     manager.observed(operation)
+    assert manager.lacks_epoch
     operation = manager.abort()
+    assert world.next() is None  # there is a pause
+    assert manager.wake_at == pytest.approx(world.now + 0.1)
     assert world.run() == [Kind.FIND_COORDINATOR, Kind.BUMP_EPOCH]
     world.ended(operation)
     assert manager.state is S.READY
@@ -1100,13 +1107,45 @@ def test_where_the_coordinator_that_gives_epochs_is_refused_for_good_the_end_is_
 
 def test_an_abort_that_nobody_asks_for_again_is_forgotten_where_its_epoch_is_refused() -> None:
     world, _ = needs_epoch(ABORT)
-    world.manager.leave_abort()
-    world.answer(world.ask(Kind.BUMP_EPOCH), E.TRANSACTION_ABORTABLE)
-    with pytest.raises(IllegalStateError, match="the last transaction was aborted, but"):
-        world.manager.begin()
-    operation = world.manager.abort()
+    operation = Operation("")
+    for begins in (True, False):
+        world.manager.leave_abort()
+        world.answer(world.ask(Kind.BUMP_EPOCH), E.TRANSACTION_ABORTABLE)
+        assert world.manager.lacks_epoch
+        if begins:
+            with pytest.raises(IllegalStateError, match="the last transaction was aborted, but"):
+                world.manager.begin()
+        operation = world.manager.abort()
     assert world.run() == [Kind.BUMP_EPOCH]
     world.ended(operation)
+
+
+@pytest.mark.parametrize("how", [COMMIT, ABORT])
+def test_an_end_that_is_to_be_asked_for_comes_before_the_epoch(how: str) -> None:
+    """Its call has timed out, or was cancelled."""
+    world, operation = needs_epoch(how)
+    world.answer(world.ask(Kind.BUMP_EPOCH), E.TRANSACTION_ABORTABLE)
+    assert not world.manager.lacks_epoch
+    with pytest.raises(IllegalStateError, match=rf"end of {how}\(\) is not known yet"):
+        world.manager.begin()
+    again = world.manager.commit() if how == COMMIT else world.manager.abort()
+    assert again is operation
+    world.manager.observed(again)
+    assert world.manager.lacks_epoch
+
+
+@pytest.mark.parametrize("how", [COMMIT, ABORT])
+def test_an_epoch_that_was_refused_is_asked_for_though_brokers_are_older_by_then(how: str) -> None:
+    """What it was needed for stays: they give it, or say why not."""
+    world, operation = needs_epoch(how)
+    world.answer(world.ask(Kind.BUMP_EPOCH), E.TRANSACTION_ABORTABLE)
+    world.manager.observed(operation)
+    world.manager.can_bump = False
+    operation = world.manager.abort()
+    world.manager.failed(world.ask(Kind.BUMP_EPOCH), UnsupportedVersionError("too old"), world.now)
+    assert world.manager.state is S.FATAL_ERROR
+    with pytest.raises(UnsupportedVersionError, match="but there is no next one"):
+        world.ended(operation)
 
 
 def test_a_first_epoch_that_is_refused_fails_the_start() -> None:

@@ -410,7 +410,7 @@ MUTANTS = (
     Mutant(
         "a commit is called aborted when the next epoch is refused",
         "core.transactions:TransactionManager._no_epoch",
-        "ending.finish(None if ending.name == COMMIT else self.aborted())",
+        "ending.finish()",
         "ending.finish(self.aborted())",
         ("undead",),
     ),

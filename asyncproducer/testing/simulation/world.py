@@ -759,10 +759,14 @@ class _World:
         """Asks for the epoch that was refused after the last transaction, until there is one."""
         for _ in range(_ASKED):
             self.count["epochs asked for again"] += 1
-            with contextlib.suppress(TransactionAborted, TransactionTimeout):
+            try:
                 await self.producer.abort_transaction()
                 return
-            await asyncio.sleep(_PAUSE)
+            except TransactionTimeout:
+                await asyncio.sleep(_PAUSE)
+            except KafkaError:
+                if not self.producer._lacks_epoch():
+                    raise
 
     async def _contents(self, step: Step, transaction: Transaction) -> None:
         """Records, then offsets, or first these. Raises CancelledError where the plan says so."""
@@ -905,6 +909,10 @@ class _World:
                 transaction.told = "aborted"
             elif self.producer._is_unfinished(transaction.number):
                 await self._ended(step, transaction, commit=ending)
+        except KafkaError:
+            if transaction is not None or not self.producer._lacks_epoch():
+                raise
+            self.count["blocks that got no epoch"] += 1
         else:
             if transaction is not None:
                 transaction.told = "committed"
