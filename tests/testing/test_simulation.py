@@ -809,6 +809,25 @@ def test_the_world_has_what_goes_wrong_with_transactions() -> None:
         assert result.counters[f"trouble: {trouble}"] == 1
 
 
+def test_another_producer_that_loses_patience_has_fenced_nobody() -> None:
+    """Seed 4,100,081,390: for so long no marker could be written."""
+    nobody = {"topic": "a", "partition": 0, "node": 1, "nobody_for": 2.0}
+    plan = small_plan(
+        transaction(0.0, 1, "commit"),
+        transaction(0.1, 2, "commit"),
+        troubles=(
+            Trouble(0.0, "marker_delay", {"delay_ms": 200}),
+            Trouble(0.06, "take_over", {}),
+            Trouble(0.07, "move_leader", nobody),
+        ),
+        **TRANSACTIONAL,
+    )
+    result = run(dataclasses.replace(plan, close_at=None))
+    assert not result.violations
+    assert result.counters["transactions committed"] == 2
+    assert "trouble: another producer" not in result.counters
+
+
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("ends", ["abort", "fails"])
 def test_a_group_without_a_coordinator_is_no_reason_for_anything_but_its_offsets_to_wait(

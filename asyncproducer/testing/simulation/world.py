@@ -1151,6 +1151,8 @@ class _World:
                 await asyncio.sleep(0.001)
             else:
                 break
+        else:
+            return  # it lost patience, and has fenced nobody
         if self.started:
             self.history.taken_over_at = self.loop.time()
         self.count["trouble: another producer"] += 1
