@@ -25,7 +25,7 @@ from collections.abc import (
 )
 from datetime import datetime
 from enum import Enum
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from itertools import islice
 from time import time_ns
 from types import TracebackType
@@ -486,7 +486,7 @@ class Producer(Front, Generic[K, V]):
                 config.retry_backoff_max_ms / 1000,
                 random=random.random,
             ),
-            random=lambda: random.getrandbits(31),
+            random=partial(random.getrandbits, 31),
             codec=None if compression == "none" else codec(compression, config.compression_level),
             sequences=self._sequences,
             max_in_flight=config.max_in_flight_requests_per_connection,

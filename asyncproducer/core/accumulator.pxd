@@ -108,6 +108,9 @@ cdef class Accumulator:
     @cython.locals(queue=PartitionQueue, batch=ProducerBatch)
     cdef ProducerBatch _with_room(self, TopicState topic, Py_ssize_t partition, Py_ssize_t size)
 
+    @cython.locals(queue=PartitionQueue)
+    cdef ProducerBatch _switched(self, TopicState topic)
+
     @cython.locals(
         sticky=cython.bint,
         queue=PartitionQueue,

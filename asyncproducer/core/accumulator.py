@@ -449,6 +449,8 @@ class Accumulator:
         """The open batch that the next record goes to, if that takes no more than writing."""
         if partition < 0:
             batch = topic.sticky
+            if batch is None:
+                batch = self._switched(topic)
         else:
             queue = topic.queues[partition]
             if queue is None:
@@ -460,6 +462,13 @@ class Accumulator:
         if batch.size + size + _MOST_ADDED < batch.easy:
             return batch
         return batch if batch.has_room(size + _MOST_ADDED + 1) else None
+
+    def _switched(self, topic: TopicState) -> ProducerBatch | None:
+        """The open batch of the partition that the sticky partitioner has turned to."""
+        queue = topic.queues[topic.partitioner.peek(topic.view)]
+        if queue is not None:
+            topic.sticky = queue.open
+        return topic.sticky
 
     def append(
         self,

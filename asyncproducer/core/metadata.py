@@ -69,7 +69,7 @@ class TopicMetadata:
     `available` are the partitions with a leader, ascending.
     """
 
-    __slots__ = ("available", "internal", "name", "partitions", "topic_id")
+    __slots__ = ("available", "internal", "name", "partition_count", "partitions", "topic_id")
 
     def __init__(
         self,
@@ -81,14 +81,10 @@ class TopicMetadata:
     ) -> None:
         self.name = name
         self.partitions = partitions
+        self.partition_count = len(partitions)
         self.topic_id = topic_id
         self.internal = internal
         self.available = tuple([entry.partition for entry in partitions if entry.leader >= 0])
-
-    @property
-    def partition_count(self) -> int:
-        """How many partitions the topic has."""
-        return len(self.partitions)
 
     def __repr__(self) -> str:
         leaders = f"{len(self.available)} of {len(self.partitions)} partitions have a leader"

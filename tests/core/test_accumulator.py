@@ -1189,6 +1189,21 @@ def test_the_sticky_partition_is_left_although_its_batch_grows() -> None:
     assert {len(rig.queue(p).batches) for p in set(chosen)} == {1}
 
 
+def test_a_switch_to_a_batch_that_is_open_goes_the_short_way() -> None:
+    """To the partition that the long one would choose. The long one is for what begins or grows."""
+    short = growing([1, 1, 1], most=100_000)
+    long = growing([1, 1, 1], most=100_000)
+    chosen = []
+    for _ in range(400):
+        chosen.append(short.append(bytes(90), partition=-1).partition)
+        by_long = long.accumulator.append(long.topic, -1, T0, None, bytes(90), NO_HEADERS, long.now)
+        assert by_long is not None
+        assert chosen[-1] == by_long.partition
+    switches = len(list(itertools.groupby(chosen))) - 1
+    assert switches >= 30
+    assert 400 - short.short_ways < 25
+
+
 def test_what_has_grown_counts_for_the_load_as_the_batches_it_stands_for() -> None:
     """RA-28 with queues of one grown batch each."""
     rig = growing([1, 2, 3], most=100_000)
