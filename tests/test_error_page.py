@@ -693,6 +693,11 @@ async def test_produce(
     waited = now() - began
     cluster.clear_faults()
     later = await error_of(idempotent.send("t", b"later"))
+    plain = new_producer(**OPTIONS, enable_idempotence=False)
+    await plain.start()
+    cluster.inject("produce", error=code, times=None, after_append=stored)
+    failed_too = await error_of(plain.send("t", b"record"))
+    cluster.clear_faults()
 
     (once, _), (always, kind) = ends
     transaction, user = once, "the error"
@@ -717,5 +722,9 @@ async def test_produce(
         assert error is not None
         transaction = f"goes on; {always}, with `{type(error.__cause__).__name__}`, where {where}"
     page = said(request_, code)
-    name = "" if failed is None else f"`{type(failed).__name__}`"
+    name, other = (
+        "" if each is None else f"`{type(each).__name__}`" for each in (failed, failed_too)
+    )
+    if name != other:
+        name += f"; plain: {other}"
     assert Seen(name, page.batch, transaction, user) == page

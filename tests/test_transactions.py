@@ -1665,6 +1665,23 @@ async def test_a_closed_producer_whose_epoch_was_refused_says_that_it_is_closed(
             raise AssertionError("not begun")
 
 
+async def test_a_commit_that_is_done_is_so_though_its_producer_is_of_no_use_any_more(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new() as producer:
+        change_version(cluster, 1)
+        await works(cluster, producer)
+        cluster.inject("init_producer_id", error="UNKNOWN_SERVER_ERROR")
+        async with producer.transaction() as tx:
+            await tx.send("t", b"before")
+            change_version(cluster, 2)
+            await tx.send("t", b"committed")
+        assert state(producer) is S.FATAL_ERROR
+        assert committed(cluster)[-2:] == [b"before", b"committed"]
+        with pytest.raises(KafkaError, match="was committed, but there is no next one"):
+            await producer.begin_transaction()
+
+
 async def test_a_producer_whose_epoch_was_refused_is_closed_and_asks_no_one(
     cluster: EmbeddedCluster, new: New
 ) -> None:

@@ -166,10 +166,12 @@ The coordinators' answers:
   `abort_transaction()`, called once more, has got the epoch. `async with producer.transaction()`
   calls it by itself. After a commit the calls raise `IllegalStateError` instead, and that abort
   what it was refused with: nothing may say that what is committed does not count.
-- **bump**: abortable where the brokers give a new epoch (Kafka 2.5), else fatal.
+- **bump**: abortable where the brokers give a new epoch (Kafka 2.5), else fatal; and fatal where
+  *abortable* is.
 - **fenced**: every later call raises `ProducerFenced`: there is another producer with this
   `transactional_id`, or a transaction was open for longer than `transaction_timeout_ms`.
-- **fatal**: every later call raises this error. `start()` can be tried again where it is the one
+- **fatal**: every later call raises this error. A commit that is done, and only got no epoch for
+  the next transaction, raises nothing then either. `start()` can be tried again where it is the one
   that fails. Where it is an abort that fails, the error is a `KafkaError` with this one as cause,
   unless it says all there is to say (`ProducerFenced`, `AuthorizationError`).
 

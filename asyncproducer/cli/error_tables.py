@@ -99,16 +99,14 @@ def _produce(code: int) -> Effect:
     if code == ErrorCode.PRODUCER_FENCED:
         fenced = type(_txn_error("", code)).__name__
         later = f"`{fenced}`; {later} without a `transactional_id`"
-    plain = decide(
-        code, records=2, attempts=0, retries=1, expired=False, idempotent=False
-    ).action.value
-    batch = rule.action.value
+    plain = decide(code, records=2, attempts=0, retries=1, expired=False, idempotent=False).action
+    batch, otherwise = rule.action.value, _PRODUCE[plain][0]
     return Effect(
         answer=batch,
-        error=error,
+        error=error if otherwise == error else f"{error}; plain: {otherwise}",
         retriable=is_retriable(code),
         refresh="metadata" if rule.refresh else "",
-        batch=batch if plain == batch else f"{batch}; plain: {plain}",
+        batch=batch if plain is rule.action else f"{batch}; plain: {plain.value}",
         transaction=_SEQUENCE.get(rule.sequence, transaction),
         user=user.format(later=later),
     )

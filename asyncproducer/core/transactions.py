@@ -600,6 +600,8 @@ class TransactionManager:
         """Nothing can be sent any more."""
         if self.state is _S.FATAL_ERROR:
             return
+        if self._past and self._ending is not None and self._ending.name == COMMIT:
+            self._ending.finish()  # what is committed is so: the next call tells the rest
         self._move(_S.FATAL_ERROR)
         self.error = error
         self.close(error)

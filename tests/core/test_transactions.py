@@ -1101,8 +1101,14 @@ def test_where_the_coordinator_that_gives_epochs_is_refused_for_good_the_end_is_
     world.answer(world.ask(Kind.FIND_COORDINATOR), E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     assert world.manager.state is S.FATAL_ERROR
     past = "committed" if how == COMMIT else "aborted"
-    with pytest.raises(AuthorizationError, match=f"the transaction was {past}, but"):
+    text = f"the transaction was {past}, but"
+    if how == COMMIT:
         world.ended(operation)
+    else:
+        with pytest.raises(AuthorizationError, match=text):
+            world.ended(operation)
+    with pytest.raises(AuthorizationError, match=text):
+        world.manager.begin()
 
 
 def test_an_abort_that_nobody_asks_for_again_is_forgotten_where_its_epoch_is_refused() -> None:
@@ -1427,14 +1433,18 @@ def test_ids_that_are_none_are_asked_for_again() -> None:
 
 
 def test_a_committed_transaction_stays_so_where_there_is_no_next_epoch() -> None:
-    """The error says what is true: committed, and of no use any more."""
+    """Who was told of an error would send its records again. The next call says what is true:
+    committed, and of no use any more."""
     world = World(False).begun().joins()
     world.version_two = True
     operation = world.manager.commit()
     world.answer(world.ask(Kind.END))
     world.answer(world.ask(Kind.BUMP_EPOCH), E.UNKNOWN_SERVER_ERROR)
-    with pytest.raises(KafkaError, match="the transaction was committed, but"):
-        world.ended(operation)
+    assert world.manager.state is S.FATAL_ERROR
+    world.ended(operation)
+    for name in NAMES:
+        with pytest.raises(KafkaError, match="the transaction was committed, but"):
+            call(world.manager, name)
 
 
 # -- the markers of the last transaction ----------------------------------------------------
