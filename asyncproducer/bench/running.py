@@ -18,8 +18,9 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import asyncproducer
@@ -38,7 +39,7 @@ from asyncproducer.bench.workloads import (
 )
 from asyncproducer.testing.kafka import KafkaCluster
 
-__all__ = ["Measurement", "Plan", "facts", "measurements", "rotated", "run"]
+__all__ = ["Measurement", "Plan", "brokers_cpu_s", "facts", "measurements", "rotated", "run"]
 
 #: The longest that a measurement may take, its process's start included.
 _TIMEOUT_S = 600.0
@@ -146,6 +147,23 @@ def run(plan: Plan) -> Iterator[Result]:
         bench.forget_shared()
 
 
+def brokers_cpu_s(proc: Path = Path("/proc")) -> float:
+    """What the brokers that this process has started have computed: user and system, seconds.
+
+    0 where Linux does not tell it, or they are somebody else's.
+    """
+    total = 0
+    for children in proc.glob("self/task/*/children"):
+        for pid in children.read_text().split():
+            with suppress(OSError):
+                # The name is in parentheses, and what follows it has numbers of its own.
+                name, _, fields = (proc / pid / "stat").read_text().rpartition(")")
+                if name.endswith("(java"):
+                    user, system = fields.split()[11:13]
+                    total += int(user) + int(system)
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 class _Bench:
     def __init__(self, cluster: KafkaCluster, stack: ExitStack) -> None:
         self._cluster = cluster
@@ -168,8 +186,12 @@ class _Bench:
         topics = self._topics(workload, case)
         try:
             before = self._stored(topics) if workload.shared_topics else 0
+            busy = brokers_cpu_s()
             result = self._worker(measurement, topics)
             if "sent" in result:
+                busy = brokers_cpu_s() - busy
+                if busy > 0:
+                    result["broker_cpu_us_per_record"] = busy / result["sent"] * 1e6
                 stored = self._committed(topics) if case.transaction else self._stored(topics)
                 stored -= before
                 if stored != result["sent"]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,13 @@ import pytest
 
 from asyncproducer.bench import running
 from asyncproducer.bench.peers import environment
-from asyncproducer.bench.running import Measurement, Plan, measurements, rotated
+from asyncproducer.bench.running import (
+    Measurement,
+    Plan,
+    brokers_cpu_s,
+    measurements,
+    rotated,
+)
 from asyncproducer.bench.workloads import WORKLOADS, Case, headline
 
 
@@ -145,6 +152,23 @@ def test_shared_topics_are_made_once_and_only_what_is_new_counts(told: list[Any]
         assert len(cluster.topics) == 1
         bench.forget_shared()
     assert cluster.topics == []
+
+
+def test_what_brokers_compute_is_that_of_the_java_processes_that_were_started_here(
+    tmp_path: Path,
+) -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    for task, children in ((1, "10 11 "), (2, "12 13"), (3, "")):
+        (tmp_path / f"self/task/{task}").mkdir(parents=True)
+        (tmp_path / f"self/task/{task}/children").write_text(children)
+    stats = {10: ("java", 3, 1), 11: ("python", 50, 50), 12: ("a (java", 5, 0)}  # 13 has just gone
+    for pid, (name, user, system) in stats.items():
+        (tmp_path / str(pid)).mkdir()
+        text = f"{pid} ({name}) S 1 2 3 4 5 6 7 8 9 10 {user * ticks} {system * ticks} 0 0"
+        (tmp_path / f"{pid}/stat").write_text(text)
+    assert brokers_cpu_s(tmp_path) == 9.0
+    assert brokers_cpu_s(tmp_path / "nothing") == 0.0
+    assert brokers_cpu_s() >= 0.0
 
 
 def test_another_checkout_is_what_its_worker_imports(
