@@ -231,6 +231,7 @@ class TxnRequest:
         group: ConsumerGroupMetadata | None = None,
         offsets: Offsets | None = None,
         commit: bool = False,
+        not_before: float = -inf,
     ) -> None:
         self.kind = kind
         of_group = key is not None and key[0] == wire.FindCoordinatorRequest.GROUP
@@ -245,8 +246,8 @@ class TxnRequest:
         self.offsets = dict(offsets or {})
         self.commit = commit
         self.attempts = 0
-        #: It is a repetition, and waits until then.
-        self.not_before = -inf
+        #: It is a repetition, or was refused before, and waits until then.
+        self.not_before = not_before
         #: The broker to send it to, None for any, and what to send.
         self.node: int | None = None
         self.wire: wire.Request[Any] | None = None
@@ -613,25 +614,16 @@ class TransactionManager:
         self._new.clear()
         ending = self._ending
         if ending is not None and self._past:
-            ending.finish()
+            ending.finish()  # that is done, only the next epoch was missing
         for operation in (ending, *self._offsets):
             if operation is not None:
                 operation.finish(error)
 
     # -- requests --------------------------------------------------------------------------
 
-    def _push(
-        self,
-        kind: Kind,
-        key: Key | None,
-        operation: Operation | None,
-        not_before: float = -inf,
-        **more: Any,
-    ) -> None:
+    def _push(self, kind: Kind, key: Key | None, operation: Operation | None, **more: Any) -> None:
         self._requests += 1
-        request = TxnRequest(kind, self._requests, key, operation, **more)
-        request.not_before = not_before
-        heapq.heappush(self._queue, request)
+        heapq.heappush(self._queue, TxnRequest(kind, self._requests, key, operation, **more))
 
     def next_request(self, now: float, *, busy: bool) -> TxnRequest | None:
         """What to send now, if anything.
@@ -657,7 +649,7 @@ class TransactionManager:
                     self._ended(request.operation)
                     continue
             if not finds and request.key is not None and request.key not in self.coordinators:
-                self._push(Kind.FIND_COORDINATOR, request.key, None, self._refused_until)
+                self._push(Kind.FIND_COORDINATOR, request.key, None, not_before=self._refused_until)
                 continue
             if request.not_before > now:
                 self.wake_at = request.not_before
@@ -1029,7 +1021,7 @@ class TransactionManager:
         self._last_offsets = None
         if bump and (self.can_bump or self._over):
             self._move(_S.INITIALIZING)
-            self._push(Kind.BUMP_EPOCH, self._me, operation, self._refused_until)
+            self._push(Kind.BUMP_EPOCH, self._me, operation, not_before=self._refused_until)
         elif self.sequences.uncertain:
             self.fatal(_too_old("the transaction was aborted, but there is no next one"))
         else:
