@@ -1542,10 +1542,12 @@ def change_version(cluster: EmbeddedCluster, level: int) -> None:
         cluster.kill_connections(node)
 
 
-async def needs_epoch(
+@contextlib.asynccontextmanager
+async def upgraded(
     cluster: EmbeddedCluster, producer: Producer[Any, Any], error: str, *, times: int = 1
-) -> None:
-    """Commits a record. Then the transactions are of version 2, but there is no epoch for them."""
+) -> AsyncIterator[None]:
+    """The last transaction of version 1, with two records. It is committed at the end of the block,
+    and there is no epoch for the first one of version 2."""
     change_version(cluster, 1)
     await works(cluster, producer)
     cluster.inject("init_producer_id", error=error, times=times)
@@ -1553,8 +1555,17 @@ async def needs_epoch(
         await tx.send("t", b"before")
         change_version(cluster, 2)
         await tx.send("t", b"committed")
-    assert state(producer) is S.ABORTABLE_ERROR
+        yield
     assert committed(cluster)[-2:] == [b"before", b"committed"]
+
+
+async def needs_epoch(
+    cluster: EmbeddedCluster, producer: Producer[Any, Any], error: str, *, times: int = 1
+) -> None:
+    """A transaction is committed, and an abort must ask for the epoch of the next one."""
+    async with upgraded(cluster, producer, error, times=times):
+        pass
+    assert state(producer) is S.ABORTABLE_ERROR
 
 
 REFUSED_EPOCHS = ["TRANSACTION_ABORTABLE", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"]
@@ -1641,17 +1652,10 @@ async def test_a_block_asks_again_where_nobody_knew_that_the_epoch_was_refused(
 async def test_who_asks_for_an_epoch_aborts_nothing(cluster: EmbeddedCluster, new: New) -> None:
     """The block that has committed its transaction itself hears nothing of it."""
     async with new() as producer:
-        change_version(cluster, 1)
-        await works(cluster, producer)
-        cluster.inject("init_producer_id", error="TRANSACTION_ABORTABLE")
-        async with producer.transaction() as tx:
-            await tx.send("t", b"before")
-            change_version(cluster, 2)
-            await tx.send("t", b"committed")
+        async with upgraded(cluster, producer, "TRANSACTION_ABORTABLE"):
             await producer.commit_transaction()
             # Another task.
             await asyncio.ensure_future(producer.abort_transaction())
-        assert committed(cluster)[-2:] == [b"before", b"committed"]
         await works(cluster, producer)
 
 
@@ -1669,15 +1673,9 @@ async def test_a_commit_that_is_done_is_so_though_its_producer_is_of_no_use_any_
     cluster: EmbeddedCluster, new: New
 ) -> None:
     async with new() as producer:
-        change_version(cluster, 1)
-        await works(cluster, producer)
-        cluster.inject("init_producer_id", error="UNKNOWN_SERVER_ERROR")
-        async with producer.transaction() as tx:
-            await tx.send("t", b"before")
-            change_version(cluster, 2)
-            await tx.send("t", b"committed")
+        async with upgraded(cluster, producer, "UNKNOWN_SERVER_ERROR"):
+            pass
         assert state(producer) is S.FATAL_ERROR
-        assert committed(cluster)[-2:] == [b"before", b"committed"]
         with pytest.raises(KafkaError, match="was committed, but there is no next one"):
             await producer.begin_transaction()
 
