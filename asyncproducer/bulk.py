@@ -292,10 +292,14 @@ class Sending:
                 self._free = self._producer._pool.available
             elif isinstance(error, (MetadataTimeout, AuthorizationError)) and topic is not None:
                 self._topics[topic] = error
-            intake = self._producer._intake
-            if intake is not None and intake.openings == self._opening:
-                self._producer._lost(error)
+            self.refused(error)
             rows.refuse(row, error, topic, partition)
+
+    def refused(self, error: BaseException) -> None:
+        """A record is not sent, or none of a table's: no transaction is committed without it."""
+        intake = self._producer._intake
+        if intake is not None and intake.openings == self._opening:
+            self._producer._lost(error)
 
     def _look_at_memory(self) -> None:
         """Is there more than when it was waited for in vain?"""

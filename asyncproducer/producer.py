@@ -54,6 +54,7 @@ from asyncproducer.errors import (
     MetadataTimeout,
     ProducerClosed,
     ProducerNotStarted,
+    RecordError,
     SerializationError,
     WrongLoopError,
     again,
@@ -872,10 +873,13 @@ class Producer(Front, Generic[K, V]):
         records (of about 256 KiB) at a time: so many may be lost for it then.
         """
         if isinstance(records, (Record, str, bytes, bytearray, memoryview)):
-            raise TypeError(
+            self._check_usable(SEND)
+            wrong = TypeError(
                 f"records is one {type(records).__name__}, not an iterable of records: "
                 "send_many(topic, [record]), or send(...) for a single one"
             )
+            self._lost(wrong)
+            raise wrong
         result = await self._sending().many(topic, records)
         if raise_on_error and result.failed:
             first = result.failed[0]
@@ -929,37 +933,41 @@ class Producer(Front, Generic[K, V]):
         TransactionAborted and IllegalStateError; after a fatal error that very one, as
         ProducerFenced: see `send`. These end the sending, and so does what a reader raises, and
         SerializationError for a damaged array (its `validate(full=True)` tells); what was
-        buffered goes on.
+        buffered goes on. A transaction from which rows were refused, some or all, is not committed.
         """
         intake = self._usable_intake(SEND)
-        if topic is not None:
-            intake.check_topic(topic)
-        for serializer in self._plugins.serializers():
-            raise SerializationError(
-                f"send_table sends columns of bytes and text as they are, and the producer has "
-                f"a {serializer.what}_serializer: use a Producer without one, and serialize "
-                "into a column"
-            )
         sending = self._sending()  # before anything is waited for: its transaction may end
-        rest: AsyncIterator[Any] | None = None
-        if isinstance(table, AsyncIterable):
-            rest = aiter(table)
-            try:
-                table = await anext(rest)
-            except StopAsyncIteration:
-                return TableResult()
-        reader = open_table(table)
-        columns = Columns(
-            reader.schema,
-            topic,
-            topic_column=topic_column if topic is None else None,
-            key=key,
-            value=value,
-            headers=headers,
-            partition=partition,
-            timestamp=timestamp,
-        )
-        result = await sending.table(columns, reader, rest)
+        try:
+            if topic is not None:
+                intake.check_topic(topic)
+            for serializer in self._plugins.serializers():
+                raise SerializationError(
+                    f"send_table sends columns of bytes and text as they are, and the producer has "
+                    f"a {serializer.what}_serializer: use a Producer without one, and serialize "
+                    "into a column"
+                )
+            rest: AsyncIterator[Any] | None = None
+            if isinstance(table, AsyncIterable):
+                rest = aiter(table)
+                try:
+                    table = await anext(rest)
+                except StopAsyncIteration:
+                    return TableResult()
+            reader = open_table(table)
+            columns = Columns(
+                reader.schema,
+                topic,
+                topic_column=topic_column if topic is None else None,
+                key=key,
+                value=value,
+                headers=headers,
+                partition=partition,
+                timestamp=timestamp,
+            )
+            result = await sending.table(columns, reader, rest)
+        except (RecordError, TypeError, ImportError) as error:
+            sending.refused(error)
+            raise
         if raise_on_error and result.acknowledged < len(result):
             result._look()
             errors = list(islice(result._errors(), _ERRORS_RAISED))

@@ -43,6 +43,7 @@ from asyncproducer import (
     ProducerFenced,
     ProducerNotStarted,
     Record,
+    RecordError,
     RecordTooLarge,
     SerializationError,
     TopicPartition,
@@ -585,6 +586,44 @@ async def refused_before_the_intake(tx: Producer[Any, Any]) -> None:
         await tx.send_many(None, [b"without a topic"])
 
 
+async def refused_table_behind_another(tx: Producer[Any, Any]) -> None:
+    async def tables() -> AsyncIterator[pa.Table]:
+        yield pa.table({"value": [b"of the first"]})
+        yield pa.table({"value": [3]})
+
+    with pytest.raises(SerializationError):
+        await tx.send_table("t", tables())
+
+
+async def refused_damaged_table(tx: Producer[Any, Any]) -> None:
+    whole = pa.array([b"row"] * 2)
+    offsets = pa.py_buffer(struct.pack("<3i", 0, 99, 6))
+    damaged = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, whole.buffers()[2]])
+    chunks = pa.chunked_array([whole, damaged])
+    with pytest.raises(SerializationError):
+        await tx.send_table("t", pa.table({"value": chunks}))
+
+
+async def refused_table_without_the_column(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(SerializationError):
+        await tx.send_table("t", pa.table({"other": [b"x"]}))
+
+
+async def refused_table_for_no_topic(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(InvalidTopic):
+        await tx.send_table("no topic", pa.table({"value": [b"x"]}))
+
+
+async def refused_as_no_table(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(TypeError):
+        await tx.send_table("t", [b"x"])  # type: ignore[arg-type]
+
+
+async def refused_as_no_list(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(TypeError):
+        await tx.send_many("t", b"x")
+
+
 async def rejected_by_the_broker(tx: Producer[Any, Any]) -> None:
     with pytest.raises(DeliveryError):
         await tx.send("t", b"refuse me")
@@ -599,6 +638,12 @@ async def rejected_by_the_broker(tx: Producer[Any, Any]) -> None:
         (refused_invalid_topic, InvalidTopic),
         (refused_in_bulk, RecordTooLarge),
         (refused_before_the_intake, InvalidTopic),
+        (refused_table_behind_another, SerializationError),
+        (refused_damaged_table, SerializationError),
+        (refused_table_without_the_column, SerializationError),
+        (refused_table_for_no_topic, InvalidTopic),
+        (refused_as_no_table, RecordError),
+        (refused_as_no_list, RecordError),
         (rejected_by_the_broker, DeliveryError),
     ],
 )
@@ -1795,6 +1840,26 @@ async def test_a_bug_of_ours_ends_the_producer(
         with pytest.raises(IllegalStateError, match="has lost its way"):
             await producer.begin_transaction()
     assert "a transaction has lost its way" in caplog.text
+
+
+async def test_what_is_on_its_way_when_a_transaction_is_aborted_gets_its_own_answer(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    """RA-15: and only then the abort ends."""
+    async with new(linger_ms=0) as producer:
+        await producer.warm_up("t")
+        await producer.begin_transaction()
+        held = cluster.inject("produce", hold=True)
+        sent = await producer.enqueue("t", b"on its way")
+        await held.reached()
+        aborting = asyncio.create_task(producer.abort_transaction())
+        await asyncio.sleep(1)
+        assert not sent.done()
+        assert not aborting.done()
+        held.release()
+        await aborting
+        assert sent.result().offset == 0
+        await works(cluster, producer)
 
 
 async def test_retries_of_an_aborted_transaction_go_on_where_the_epoch_stays(
