@@ -207,6 +207,7 @@ class TxnRequest:
     __slots__ = (
         "attempts",
         "commit",
+        "doubtful",
         "group",
         "key",
         "kind",
@@ -246,6 +247,8 @@ class TxnRequest:
         self.offsets = dict(offsets or {})
         self.commit = commit
         self.attempts = 0
+        #: Whether an attempt may have had success, though its answer does not say so.
+        self.doubtful = False
         #: It is a repetition, or was refused before, and waits until then.
         self.not_before = not_before
         #: The broker to send it to, None for any, and what to send.
@@ -735,6 +738,7 @@ class TransactionManager:
     def failed(self, request: TxnRequest, error: KafkaError, now: float) -> None:
         """No answer: the coordinator is looked for again."""
         self._in_flight = None
+        request.doubtful = True
         if self.state is _S.FATAL_ERROR or isinstance(error, ProducerClosed):
             return
         if isinstance(error, (UnsupportedVersionError, ConfigError, AuthenticationError)):
@@ -800,8 +804,11 @@ class TransactionManager:
         if action is TxnAction.BUMP:
             possible = self.can_bump or self.version_two
             action = TxnAction.ABORTABLE if possible else TxnAction.FATAL
-        ends = action not in (TxnAction.REPEAT, TxnAction.FIND)
-        if ends and request.kind is Kind.END and self._is_in_doubt(request):
+        if action in (TxnAction.REPEAT, TxnAction.FIND):
+            # Of these, only this one is always said before anything is written.
+            if code != ErrorCode.CONCURRENT_TRANSACTIONS:
+                request.doubtful = True
+        elif request.kind is Kind.END and self._is_in_doubt(request):
             action = TxnAction.FATAL
         if action is TxnAction.FIND:
             self._lose_coordinator(request)
@@ -834,7 +841,8 @@ class TransactionManager:
         if code == ErrorCode.INVALID_TXN_STATE and kind is Kind.END:
             message = (
                 "the broker has no open transaction: it was open for more than "
-                f"transaction_timeout_ms={self.timeout_ms}, and so the broker has aborted it"
+                f"transaction_timeout_ms={self.timeout_ms}, and so the broker has aborted it, or "
+                "another producer with this transactional_id has"
             )
         if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH):
             return self.fenced(name)
@@ -894,9 +902,9 @@ class TransactionManager:
         self._drop_queued(Kind.BUMP_EPOCH)
 
     def _is_in_doubt(self, request: TxnRequest) -> bool:
-        """Whether a commit was asked for before, perhaps with success, and its answer was lost: to
-        call the transaction aborted could be wrong."""
-        asked_before = request.kind is not Kind.END or request.attempts > 0
+        """Whether a commit was asked for before, perhaps with success, and its answer was lost or
+        left that open: to call the transaction aborted could be wrong."""
+        asked_before = request.kind is not Kind.END or request.doubtful
         return self.state is _S.COMMITTING and self._decided and asked_before
 
     def _fatal_for(self, request: TxnRequest, error: KafkaError) -> None:

@@ -984,6 +984,42 @@ def test_a_commit_that_was_asked_before_is_in_doubt_and_not_called_aborted(
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize(
+    ("refusal", "clear"),
+    [
+        (E.CONCURRENT_TRANSACTIONS, True),
+        # A coordinator says these also when it has lost its place while it wrote.
+        (E.NOT_COORDINATOR, False),
+        (E.COORDINATOR_NOT_AVAILABLE, False),
+        (E.COORDINATOR_LOAD_IN_PROGRESS, False),
+    ],
+)
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_commit_that_was_only_refused_is_not_in_doubt(
+    refusal: ErrorCode, clear: bool, cut: bool
+) -> None:
+    """TX-39: and one whose answer was lost remains so, whatever is answered later."""
+    world = ending(COMMIT)
+    operation = world.manager.commit()
+    if cut:
+        world.manager.failed(world.ask(Kind.END), ConnectionFailed("cut"), world.now)
+        world.now += 1
+        world.answer(world.ask(Kind.FIND_COORDINATOR))
+    world.answer(world.ask(Kind.END), refusal)
+    world.now += 1
+    if refusal in (E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE):
+        world.answer(world.ask(Kind.FIND_COORDINATOR))
+    world.answer(world.ask(Kind.END), E.TRANSACTION_ABORTABLE)
+    with pytest.raises(KafkaError) as caught:
+        world.ended(operation)
+    if clear and not cut:
+        assert world.manager.state is S.ABORTABLE_ERROR
+        assert type(caught.value) is TransactionAborted
+    else:
+        assert world.manager.state is S.FATAL_ERROR
+        assert "nobody knows whether" in str(caught.value)
+
+
 def test_an_abort_that_can_only_be_aborted_is_fatal() -> None:
     """TX-39: and it is not called a transaction to be aborted."""
     world = ending(ABORT)
