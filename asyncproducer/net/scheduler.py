@@ -351,7 +351,8 @@ class Scheduler:
             else:
                 self._metrics.request_done(node_id, now - sent_at)
                 self._metrics.throttled(response.throttle_ms)
-                connection.throttle(response.throttle_ms, now)
+                if wire.throttles_client(wire.ApiKey.PRODUCE, version):
+                    connection.throttle(response.throttle_ms, now)
                 if self._transactions is not None:
                     concurrent = any(
                         part.error_code == ErrorCode.CONCURRENT_TRANSACTIONS

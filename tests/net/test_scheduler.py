@@ -326,6 +326,24 @@ async def test_throttle_time_is_measured_and_obeyed(
     assert stored(cluster) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("version", [3, 5, 6])
+async def test_old_brokers_have_waited_themselves(network: MemoryNetwork, version: int) -> None:
+    """NC-09: before version 6 of Produce a throttle time tells of the past (KIP-219)."""
+    async with (
+        EmbeddedCluster(
+            topics={"t": 1}, network=network, request_versions={0: (0, version)}
+        ) as cluster,
+        Producer(cluster.bootstrap_servers, connector=network, linger_ms=0) as producer,
+    ):
+        cluster.inject("produce", throttle_ms=3000)
+        await producer.send("t", payload(0))
+        connection = producer._cluster.connection(1)
+        assert connection is not None
+        silent_s = connection.throttled_until - asyncio.get_running_loop().time()
+        assert max(silent_s, 0.0) == pytest.approx(3.0 if version >= 6 else 0.0, abs=0.01)
+        assert producer.metrics()["produce_throttle_time_max"] == 3000
+
+
 # -- retries -----------------------------------------------------------------------------------
 
 
