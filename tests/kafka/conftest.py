@@ -20,6 +20,7 @@ import aiokafka
 import confluent_kafka
 import pytest
 
+from asyncproducer import Producer
 from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable
 from asyncproducer.testing.raw_client import RawClient
 
@@ -244,5 +245,75 @@ def read_log() -> Reader:
         log = await _with_aiokafka(cluster, topic)
         assert log == await _with_confluent(cluster, topic)
         return log
+
+    return read
+
+
+# -- readers of what is committed
+
+
+#: What plain records end a log of transactions with.
+_END = b"END"
+
+Values: TypeAlias = list[bytes | None]
+
+#: Reads what a consumer sees of a topic's partition 0 with read_committed.
+ReadCommitted: TypeAlias = Callable[[KafkaCluster, str], Awaitable[Values]]
+
+
+async def _committed_with_aiokafka(servers: str, topic: str) -> Values:
+    values: Values = []
+    async with aiokafka.AIOKafkaConsumer(
+        bootstrap_servers=servers,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        fetch_max_wait_ms=20,
+    ) as consumer:
+        consumer.assign([aiokafka.TopicPartition(topic, 0)])
+        while True:
+            value = (await consumer.getone()).value
+            if value == _END:
+                return values
+            values.append(value)
+
+
+def _committed_with_confluent(servers: str, topic: str) -> Values:
+    values: Values = []
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "none",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    try:
+        beginning = confluent_kafka.OFFSET_BEGINNING
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, beginning)])
+        while True:
+            message = consumer.poll(_READ_DEADLINE_S)
+            assert message is not None
+            assert message.error() is None
+            if message.value() == _END:
+                return values
+            values.append(message.value())
+    finally:
+        consumer.close()
+
+
+@pytest.fixture
+def committed() -> ReadCommitted:
+    """Both consumers, which must see the same. The log ends then with a plain record."""
+
+    async def read(cluster: KafkaCluster, topic: str) -> Values:
+        servers = cluster.bootstrap_servers
+        async with Producer(servers) as producer:
+            await producer.send(topic, _END, partition=0)
+        async with asyncio.timeout(_READ_DEADLINE_S):
+            seen = await _committed_with_aiokafka(servers, topic)
+            assert seen == await asyncio.to_thread(_committed_with_confluent, servers, topic)
+        return seen
 
     return read

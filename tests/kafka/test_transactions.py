@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import aiokafka
 import confluent_kafka
@@ -39,15 +39,9 @@ from asyncproducer.testing.kafka import KafkaCluster
 from asyncproducer.testing.proxy import FaultProxy, ProxyFault
 from tests.chaos.offsets import committed_offset
 
-from .conftest import IMPATIENT, FreshTopic, started
+from .conftest import IMPATIENT, FreshTopic, ReadCommitted, started
 
 PATIENCE = 90.0
-END = b"END"
-
-Values: TypeAlias = list[bytes | None]
-#: Reads what a consumer sees of a topic's partition 0 with read_committed.
-ReadCommitted: TypeAlias = Callable[[KafkaCluster, str], Awaitable[Values]]
-
 _numbers = itertools.count(1)
 
 
@@ -79,64 +73,6 @@ def topic(brokers: KafkaCluster, fresh_topic: FreshTopic) -> str:
 def transactional(cluster: KafkaCluster, name: str | None = None, **options: Any) -> Producer:
     name = name or f"tx-{time.time_ns()}-{next(_numbers)}"
     return Producer(cluster.bootstrap_servers, transactional_id=name, **options)
-
-
-async def _aiokafka(servers: str, topic: str) -> Values:
-    values: Values = []
-    async with aiokafka.AIOKafkaConsumer(
-        bootstrap_servers=servers,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-        fetch_max_wait_ms=20,
-    ) as consumer:
-        consumer.assign([aiokafka.TopicPartition(topic, 0)])
-        while True:
-            value = (await consumer.getone()).value
-            if value == END:
-                return values
-            values.append(value)
-
-
-def _confluent(servers: str, topic: str) -> Values:
-    values: Values = []
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "none",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "fetch.wait.max.ms": 20,
-        }
-    )
-    try:
-        beginning = confluent_kafka.OFFSET_BEGINNING
-        consumer.assign([confluent_kafka.TopicPartition(topic, 0, beginning)])
-        while True:
-            message = consumer.poll(PATIENCE)
-            assert message is not None
-            assert message.error() is None
-            if message.value() == END:
-                return values
-            values.append(message.value())
-    finally:
-        consumer.close()
-
-
-@pytest.fixture
-def committed() -> ReadCommitted:
-    """Both consumers, which must see the same. The log ends then with a plain record."""
-
-    async def read(cluster: KafkaCluster, topic: str) -> Values:
-        servers = cluster.bootstrap_servers
-        async with Producer(servers) as producer:
-            await producer.send(topic, END, partition=0)
-        async with asyncio.timeout(PATIENCE):
-            seen = await _aiokafka(servers, topic)
-            assert seen == await asyncio.to_thread(_confluent, servers, topic)
-        return seen
-
-    return read
 
 
 def state(producer: Producer) -> TransactionState:

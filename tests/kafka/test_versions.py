@@ -6,22 +6,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncproducer import Producer
+from asyncproducer import DeliveryError, Producer, ProducerFenced
 from asyncproducer.testing.kafka import KafkaCluster, KafkaUnavailable
 from asyncproducer.testing.raw_client import RawClient
+from tests.chaos.offsets import committed_offset
 
 if TYPE_CHECKING:
-    from tests.kafka.conftest import Reader
+    from tests.kafka.conftest import ReadCommitted, Reader
 
 pytestmark = pytest.mark.slow
 
 #: Version -> the newest Produce that it has: 13 names topics by id.
 VERSIONS = {"3.9.2": 11, "4.0.1": 12, "4.1.1": 13, "4.2.0": 13}
+#: The versions without transactions of version 2 (KIP-890).
+OF_VERSION_1 = {"3.9.2"}
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -65,6 +69,33 @@ async def test_the_newest_produce_of_each_version_is_known(aged: KafkaCluster) -
         )
     newest = {int(api.api_key): api.max_version for api in answer.api_keys}[0]
     assert newest == VERSIONS[aged.version]
+
+
+async def test_transactions(aged: KafkaCluster, committed: ReadCommitted) -> None:
+    """Committed, aborted, with a group's offsets, and fenced."""
+    aged.create_topic("in")
+    aged.create_topic("out")
+    async with Producer[Any, Any](aged.bootstrap_servers, transactional_id="tx") as old:
+        assert old._transactions is not None
+        assert old._transactions._manager.version_two is (aged.version not in OF_VERSION_1)
+        for number in range(4):
+            with contextlib.suppress(KeyError):
+                async with old.transaction() as tx:
+                    await tx.enqueue("out", b"%d" % number)
+                    await tx.send_offsets({("in", 0): number}, "group")
+                    if number % 2:
+                        await tx.flush()
+                        raise KeyError
+        async with Producer[Any, Any](aged.bootstrap_servers, transactional_id="tx") as young:
+            async with young.transaction() as tx:
+                await tx.send("out", b"young")
+            with pytest.raises((DeliveryError, ProducerFenced)):
+                async with old.transaction() as tx:
+                    await tx.send("out", b"late")
+            with pytest.raises(ProducerFenced, match="has taken over"):
+                await old.begin_transaction()
+    assert await committed(aged, "out") == [b"0", b"2", b"young"]
+    assert await committed_offset(aged, "group", "in") == 2
 
 
 @pytest.mark.long
