@@ -1034,12 +1034,22 @@ async def test_flushes_at_the_same_time(cluster: EmbeddedCluster, new_producer: 
 
 async def test_flush_from_a_callback(cluster: EmbeddedCluster, new_producer: New) -> None:
     """KP-21: a callback cannot wait, so nothing can lock up: it starts a task."""
-    async with new_producer() as producer:
-        tasks: list[asyncio.Task[None]] = []
+    async with new_producer(**LAZY) as producer:
+        begun: list[tuple[Delivery, asyncio.Task[None]]] = []
+
+        def flush(_: Delivery) -> None:
+            later = producer.send_nowait("t", b"later")
+            begun.append((later, asyncio.create_task(producer.flush())))
+
         delivery = await producer.enqueue("t", b"value")
-        delivery.add_done_callback(lambda _: tasks.append(asyncio.create_task(producer.flush())))
-        await delivery
-        await asyncio.gather(*tasks)
+        delivery.add_done_callback(flush)
+        began = now()
+        await producer.flush()
+        ((later, flushing),) = begun
+        assert not later.done()
+        await flushing
+        assert later.result().offset == 1
+        assert now() < began + 1
 
 
 # -- what is known of topics -------------------------------------------------------------------

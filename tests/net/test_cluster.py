@@ -63,7 +63,7 @@ class FakeConnection:
         self.in_flight = 0
         self.last_used = world.now
         self.throttled_until = 0.0
-        self.versions = {22: (0, 4)}
+        self.versions = world.versions
         self.finalized_features = {"transaction.version": node.node_id}
         self.finalized_features_epoch = world.features_epochs.get(node.node_id, -1)
         self.max_in_flight = 5
@@ -168,6 +168,7 @@ class World:
         self.unknown_hosts: set[str] = set()
         self.brokers: list[Node] = []
         self.features_epochs: dict[int, int] = {}
+        self.versions: dict[int, tuple[int, int]] = {wire.ApiKey.INIT_PRODUCER_ID: (0, 4)}
         self.error_code = 0
         self.set_brokers(*brokers.split())
         self.attempts: list[tuple[float, str]] = []
@@ -1216,6 +1217,14 @@ async def test_the_newest_version_of_a_request_that_a_broker_speaks() -> None:
     assert world.cluster.highest_version(1, wire.ApiKey.INIT_PRODUCER_ID) == 4
     assert world.cluster.highest_version(1, wire.ApiKey.END_TXN) == -1
     assert world.cluster.highest_version(9, wire.ApiKey.END_TXN) is None
+    # An upgraded broker tells with its next connection.
+    (connection,) = await world.connect(1)
+    connection.close(REFUSED)
+    assert world.cluster.highest_version(1, wire.ApiKey.INIT_PRODUCER_ID) is None
+    world.versions = {wire.ApiKey.INIT_PRODUCER_ID: (0, 5)}
+    await asyncio.sleep(5)  # as long as it may not be connected to again
+    await world.connect(1)
+    assert world.cluster.highest_version(1, wire.ApiKey.INIT_PRODUCER_ID) == 5
     await world.cluster.close()
 
 
