@@ -403,8 +403,9 @@ class DeliveryError(KafkaError):
     """A buffered record was not acknowledged. `__cause__` is the last thing that went wrong.
 
     `persisted`: "no" (it is certainly not in the log), "maybe" (a request that
-    carried it got no clear answer) or "yes" (it is in the log all the same: a leader
-    said so, but fewer replicas have it than min.insync.replicas wants).
+    carried it got no clear answer) or "yes" (it is in the log all the same, unless its
+    topic was deleted: a leader said so, but fewer replicas have it than
+    min.insync.replicas wants).
     `attempts`: how often it was sent. `elapsed`: seconds since it was buffered.
     """
 

@@ -74,7 +74,9 @@ A `DeliveryError` carries `topic`, `partition`, `attempts` (how often the record
 | `"yes"` | it is in the log all the same, but has fewer replicas than it should | duplicates it |
 
 The last one is what NOT_ENOUGH_REPLICAS_AFTER_APPEND says: all replicas in sync have the record,
-and they are fewer than `min.insync.replicas`.
+and they are fewer than `min.insync.replicas`. A topic that is deleted takes it along, as it takes
+what was acknowledged: both tell of the log that the record was sent to, not of one with the same
+name that is made later.
 
 `BrokerRejected` has two more, for brokers that name the bad records of a batch (KIP-467):
 `record_index`, the record's place in its batch, or None where another record of the batch was the
@@ -160,7 +162,9 @@ The coordinators' answers:
 - **find**: the same, after asking who the coordinator is now. So it is without any answer.
 - **abortable**: the calls within the transaction raise `TransactionAborted`, whose cause and `code`
   say why, until `abort_transaction()`. Then another one can begin. It is fatal where there is no
-  transaction to be aborted: in `start()`, and as the answer to the `EndTxn` of an abort. Of the
+  transaction to be aborted: in `start()`, and as the answer to the `EndTxn` of an abort. So it is
+  for the `EndTxn` of a commit that was asked for before, where the earlier answer was lost or was
+  one that is repeated (but CONCURRENT_TRANSACTIONS): nobody knows whether it was committed. Of the
   `InitProducerId` that asks for the next epoch after a commit or an abort: that has its end, a
   commit raises nothing, and an abort says that it is done; no other transaction begins until
   `abort_transaction()`, called once more, has got the epoch. `async with producer.transaction()`
