@@ -738,12 +738,12 @@ class TransactionManager:
     def failed(self, request: TxnRequest, error: KafkaError, now: float) -> None:
         """No answer: the coordinator is looked for again."""
         self._in_flight = None
-        request.doubtful = True
         if self.state is _S.FATAL_ERROR or isinstance(error, ProducerClosed):
             return
         if isinstance(error, (UnsupportedVersionError, ConfigError, AuthenticationError)):
             self._fatal_for(request, error)
             return
+        request.doubtful = True
         if request.kind in _OF_A_TRANSACTION and not self.version_two:
             # It may arrive yet, in the next transaction: there it must have an older epoch.
             self._needs_bump = True

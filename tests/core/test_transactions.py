@@ -1459,6 +1459,23 @@ def test_a_request_that_cannot_be_made_is_fatal(kind: Kind, error: KafkaError) -
             world.ended(operation)
 
 
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_only_a_commit_that_was_asked_for_is_in_doubt(asked_before: bool) -> None:
+    """The request that cannot be made was never sent."""
+    world = ending(COMMIT)
+    operation = world.manager.commit()
+    request = world.ask(Kind.END)
+    if asked_before:
+        world.manager.failed(request, ConnectionFailed("cut"), world.now)
+        world.now += 1
+        world.answer(world.ask(Kind.FIND_COORDINATOR))
+        request = world.ask(Kind.END)
+    world.manager.failed(request, UnsupportedVersionError("too old"), world.now)
+    with pytest.raises(UnsupportedVersionError) as caught:
+        world.ended(operation)
+    assert ("nobody knows whether" in str(caught.value)) is asked_before
+
+
 def test_ids_that_are_none_are_asked_for_again() -> None:
     world, request, operation = reaches(Kind.INIT_PRODUCER_ID)
     world.manager.answered(request, wire.InitProducerIdResponse(0, 0, -1, -1), world.now)
