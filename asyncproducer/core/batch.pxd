@@ -118,6 +118,7 @@ cdef class ProducerBatch(Outcome):
     cdef public long long producer_id
     cdef public int producer_epoch
     cdef public long long base_sequence
+    cdef public bint renumbered
     cdef public bint transactional
     cdef public long long base_timestamp
     cdef public long long max_timestamp

@@ -349,6 +349,8 @@ class ProducerBatch(Outcome):
         self.producer_id = -1
         self.producer_epoch = -1
         self.base_sequence = -1
+        #: Whether its sequence is another one than it was last sent with.
+        self.renumbered = False
         self.transactional = False
         self.base_timestamp = 0
         self.max_timestamp = -1
@@ -678,6 +680,7 @@ class ProducerBatch(Outcome):
             self.base_sequence,
             self.count,
         )
+        self.renumbered = False
         if payload is None:
             crc = crc32c(memoryview(header)[_CRC_FROM:length])
         else:

@@ -514,6 +514,8 @@ class TransactionalSequences(Sequences):
         self, partition: PartitionSequences, batch: ProducerBatch, why: str, log_start_offset: int
     ) -> bool:
         """Whether only a new epoch could help `batch` (spec 8.5)."""
+        if batch.renumbered and (why != "out_of_order" or partition.unresolved is None):
+            return False  # the answer is to a number that it has no more
         if why == "out_of_order":
             first = partition.outstanding[0] if partition.outstanding else None
             return partition.unresolved is not None or first is None or first is batch
@@ -526,8 +528,8 @@ class TransactionalSequences(Sequences):
     def unknown_producer(
         self, partition: PartitionSequences, batch: ProducerBatch, log_start_offset: int
     ) -> None:
-        """The log has lost all that we had there: it begins anew in the same epoch."""
-        if log_start_offset < 0 or not self._same_epoch(partition, batch):
+        """The log has lost all that we had there: it begins anew in the same epoch, once."""
+        if log_start_offset < 0 or batch.renumbered or not self._same_epoch(partition, batch):
             return
         self._restart(partition)
         for other in partition.outstanding:
@@ -537,6 +539,7 @@ class TransactionalSequences(Sequences):
                 partition.next_sequence,
                 transactional=True,
             )
+            other.renumbered = True
             partition.next_sequence = increment(partition.next_sequence, other.count)
 
     def renew(self, producer_id: int, producer_epoch: int) -> None:

@@ -1300,3 +1300,24 @@ def test_unknown_producer_in_a_transaction() -> None:
         assert (first.base_sequence, second.base_sequence) == (0, 2)
     assert (first.producer_epoch, partition.next_sequence) == (7, 5)
     assert not sequences.damaged
+
+
+@pytest.mark.parametrize("why", ["unknown_producer", "out_of_order"])
+def test_an_answer_to_a_number_that_was_changed_since_gives_nothing_up(why: str) -> None:
+    """Spec 8.5: the batch was on its way, to another leader, when the first one's answer came."""
+    sequences, partition = transactional()
+    first, second = send(sequences, partition, 2), send(sequences, partition, 3)
+    sequences.unknown_producer(partition, first, 50)
+    first.seal()
+    acknowledge(sequences, partition, first, 50)
+    assert (second.base_sequence, partition.outstanding) == (2, [second])
+    assert not sequences.gives_up(partition, second, why, 50)
+    sequences.unknown_producer(partition, second, 50)
+    assert second.base_sequence == 2
+    # Behind a batch that nobody knows the end of, what is missing may be that one.
+    partition.unresolved = 2
+    assert sequences.gives_up(partition, second, why, 50) is (why == "out_of_order")
+    partition.unresolved = None
+    # Sent with its new number, it is as with any other.
+    second.seal()
+    assert sequences.gives_up(partition, second, why, 50)
