@@ -440,8 +440,9 @@ class DeliveryTimeout(DeliveryError, TimeoutError):
 class BrokerRejected(DeliveryError):
     """A broker refused the record, or the batch it was in.
 
-    `record_index` is the record's place in its batch, where the broker named
-    this very record (KIP-467), else None.
+    `record_index` is the record's place in its batch, where the broker named this very record
+    (KIP-467), else None. `code` is INVALID_RECORD where it named several, and None for a record
+    that only shared the batch of those.
     """
 
     record_index: int | None = None

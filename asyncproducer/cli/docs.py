@@ -79,8 +79,9 @@ what was acknowledged: both tell of the log that the record was sent to, not of 
 name that is made later.
 
 `BrokerRejected` has two more, for brokers that name the bad records of a batch (KIP-467):
-`record_index`, the record's place in its batch, or None where another record of the batch was the
-bad one; and `broker_message`.
+`record_index`, the record's place in its batch, and `broker_message`. Where a broker names several,
+`code` is INVALID_RECORD for each of them. Records that only shared their batch have neither `code`
+nor `record_index`: nothing is wrong with them, send them again.
 
 ## How to read the tables
 

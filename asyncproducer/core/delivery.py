@@ -18,7 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from asyncproducer.errors import DeliveryError, IllegalStateError, Persisted
+from asyncproducer.errors import (
+    DeliveryError,
+    ErrorCode,
+    IllegalStateError,
+    Persisted,
+    error_name,
+)
 from asyncproducer.logs import guarded
 from asyncproducer.records import RecordMetadata
 
@@ -109,15 +115,22 @@ class Failure:
 
     def exception(self, topic: str, partition: int, index: int) -> DeliveryError:
         """The error of the record at `index`."""
-        message = self.message
+        message, code = self.message, self.code
         named = False
         broker_message = None
         if self.record_errors:
             named = index in self.record_errors
             if named:
                 broker_message = self.record_errors[index]
-                message = broker_message or message
+                if len(self.record_errors) > 1:
+                    # The code of the batch need not be that of each (Java: InvalidRecordException).
+                    code = ErrorCode.INVALID_RECORD
+                if broker_message:
+                    name = error_name(-1 if code is None else code)
+                    message = f"{topic}-{partition} refused the record: {name}: {broker_message}"
             else:
+                # Nothing is wrong with this one: no code says that there was.
+                code = None
                 message = (
                     f"another record of the same batch to {topic}-{partition} was invalid, "
                     f"so the broker refused all of it: {message}"
@@ -129,7 +142,7 @@ class Failure:
             persisted=self.persisted,
             attempts=self.attempts,
             elapsed=self.elapsed,
-            code=self.code,
+            code=code,
         )
         error.__cause__ = self.cause
         if named:

@@ -355,15 +355,16 @@ def test_every_record_gets_a_fresh_exception_with_all_details() -> None:
 
 
 def test_records_that_the_broker_named_get_its_words_for_them() -> None:
-    """PB-08, SN-15: records 0 and 3 are named, one of them without a message of its own."""
+    """PB-08, SN-15: of several, one has no message of its own. Each is an INVALID_RECORD, whatever
+    the code of the batch; the others have no code, since nothing is wrong with them."""
     batch, deliveries = new(4)
     batch.fail(
-        refusal(code=ErrorCode.INVALID_RECORD, record_errors={0: "no key", 3: None, 99: "?"})
+        refusal(code=ErrorCode.INVALID_TIMESTAMP, record_errors={0: "too old", 3: None, 99: "?"})
     )
     errors = [delivery.exception() for delivery in deliveries]
     assert all(isinstance(error, BrokerRejected) for error in errors)
     assert [str(error) for error in errors] == [
-        "no key",
+        "orders-3 refused the record: INVALID_RECORD: too old",
         "another record of the same batch to orders-3 was invalid, so the broker refused all of "
         "it: no",
         "another record of the same batch to orders-3 was invalid, so the broker refused all of "
@@ -371,7 +372,21 @@ def test_records_that_the_broker_named_get_its_words_for_them() -> None:
         "no",
     ]
     places = [(getattr(e, "record_index", "?"), getattr(e, "broker_message", "?")) for e in errors]
-    assert places == [(0, "no key"), (None, None), (None, None), (3, None)]
+    assert places == [(0, "too old"), (None, None), (None, None), (3, None)]
+    codes = [error.code for error in errors if error is not None]
+    assert codes == [ErrorCode.INVALID_RECORD, None, None, ErrorCode.INVALID_RECORD]
+    assert not any(error is None or error.retriable for error in errors)
+
+
+def test_the_only_record_that_the_broker_named_has_the_code_of_its_batch() -> None:
+    """SN-15"""
+    batch, deliveries = new(2)
+    batch.fail(refusal(code=ErrorCode.INVALID_TIMESTAMP, record_errors={1: "too old"}))
+    other, named = (delivery.exception() for delivery in deliveries)
+    assert named is not None
+    assert other is not None
+    assert (named.code, other.code) == (ErrorCode.INVALID_TIMESTAMP, None)
+    assert str(named) == "orders-3 refused the record: INVALID_TIMESTAMP: too old"
 
 
 def test_without_record_errors_all_records_get_the_same_words() -> None:

@@ -31,6 +31,7 @@ from asyncproducer import (
     ProtocolError,
     UnsupportedVersionError,
 )
+from asyncproducer.core import wire
 from asyncproducer.core.sequences import MAX_EPOCH, IdState, PartitionSequences
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
 from asyncproducer.testing.faults import BatchSummary, Drop
@@ -1367,6 +1368,29 @@ async def test_unknown_producer_id_with_a_log_start_bumps_the_epoch(
     assert stored(cluster) == [0, 1, 2, 3][stored_before:]
 
 
+async def test_an_answer_that_cannot_be_read_ends_its_connection(
+    cluster: EmbeddedCluster, new_producer: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spec 6.4: who has sent nonsense once is not listened to again. The batch is sent again."""
+    decode = wire.decode_produce
+    cut: list[int] = []
+
+    def cut_once(version: int, body: memoryview) -> Any:
+        if not cut:
+            cut.append(len(body) - 1)
+            body = body[:-1]
+        return decode(version, body)
+
+    async with new_producer(**SINGLE) as producer:
+        await producer.send("t", payload(0))
+        monkeypatch.setattr(wire, "decode_produce", cut_once)
+        await producer.send("t", payload(1))
+    assert cut
+    first, garbled, again = (r.connection_id for r in cluster.received("produce"))
+    assert first == garbled != again
+    assert stored(cluster) == [0, 1]
+
+
 # -- errors of single records ------------------------------------------------------------------
 
 
@@ -1385,7 +1409,8 @@ async def test_record_errors(cluster: EmbeddedCluster, new_producer: New) -> Non
     assert [type(result) for result in results] == [BrokerRejected] * 4
     assert [result.record_index for result in results] == [None, 1, 2, None]
     assert [result.broker_message for result in results] == [None, "no key", None, None]
-    assert str(results[1]) == "no key"
+    assert [result.code for result in results] == [None, 87, 87, None]
+    assert str(results[1]) == "t-0 refused the record: INVALID_RECORD: no key"
     assert "some are bad" in str(results[2])
     for other in (results[0], results[3]):
         assert "another record of the same batch" in str(other)
