@@ -1178,10 +1178,14 @@ class Producer(Front, Generic[K, V]):
     def _check_usable(self, call: str) -> None:
         """Say why the producer cannot be used here and now, for a call of this name."""
         self._check_process()
-        if self._state in (State.CREATED, State.STARTING):
+        if self._state is State.CREATED:
             raise ProducerNotStarted(
                 f"{call}(): the producer is not started: use `async with Producer(...)`, "
                 "or `await producer.start()` first"
+            )
+        if self._state is State.STARTING:
+            raise ProducerNotStarted(
+                f"{call}(): the producer is not started, its start() is STARTING it: wait for that"
             )
         if self._state in (State.CLOSING, State.CLOSED):
             raise ProducerClosed(f"{call}(): the producer is closed")
