@@ -1106,6 +1106,13 @@ def test_the_command_looks_for_planted_bugs(capsys: pytest.CaptureFixture[str]) 
     assert "1 planted bugs, 0 not found" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(IMPLEMENTATION == "python", reason="here they can be planted")
+def test_the_command_says_where_bugs_can_be_planted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--mutants"])
+    assert "set ASYNCPRODUCER_IMPL=python" in capsys.readouterr().err
+
+
 def test_the_command_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--seeds", "0"])

@@ -156,6 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.seeds < 1 or given.jobs < 1:
         parser.error("--seeds and --jobs are 1 at least")
     if given.mutants or given.mutant:
+        if IMPLEMENTATION == "compiled":
+            parser.error("bugs are planted in the sources: set ASYNCPRODUCER_IMPL=python")
         chosen = [mutant for mutant in MUTANTS if given.mutant in mutant.name]
         good = bool(chosen) and find_mutants(
             chosen, max(given.seeds, _MUTANT_SEEDS), record=given.record
