@@ -297,6 +297,16 @@ async def test_who_forgot_the_start_is_told_how_to_start(new_producer: New) -> N
             await call("t", b"value")
 
 
+async def test_who_comes_while_it_starts_is_not_told_to_start_it(new_producer: New) -> None:
+    producer = new_producer()
+    starting = asyncio.create_task(producer.start())
+    await asyncio.sleep(0)
+    with pytest.raises(ProducerNotStarted, match=r"^flush\(\): .* STARTING it: wait for that"):
+        await producer.flush()
+    await starting
+    await producer.flush()
+
+
 async def test_nothing_works_after_the_close(new_producer: New) -> None:
     """IT-09."""
     async with new_producer() as producer:
