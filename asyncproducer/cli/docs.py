@@ -81,7 +81,7 @@ name that is made later.
 `BrokerRejected` has two more, for brokers that name the bad records of a batch (KIP-467):
 `record_index`, the record's place in its batch, and `broker_message`. Where a broker names several,
 `code` is INVALID_RECORD for each of them. Records that only shared their batch have neither `code`
-nor `record_index`: nothing is wrong with them, send them again.
+nor `record_index`: nothing is wrong with them, and `persisted` tells what sending them again does.
 
 ## How to read the tables
 
