@@ -4,7 +4,7 @@ from cpython.pythread cimport PyThread_get_thread_ident as c_get_ident
 from cpython.time cimport monotonic as c_monotonic, time_ns as c_time_ns
 
 from asyncproducer.core.accumulator cimport Accumulator, TopicState
-from asyncproducer.core.batch cimport ProducerBatch, plain_headers
+from asyncproducer.core.batch cimport ProducerBatch, plain_headers, size_of
 from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery, Waiter
 from asyncproducer.core.partitioner cimport partition_for_key
@@ -12,13 +12,17 @@ from asyncproducer.core.partitioner cimport partition_for_key
 
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(object)
+    # Of an OrderedDict as well.
+    Py_ssize_t dict_size "PyDict_GET_SIZE"(object)
 
 cdef class Intake
-cdef bint COMPILED
+cdef enum:
+    COMPILED = 1
 cdef Py_ssize_t _BYTES_PER_TURN
 cdef Py_ssize_t _BYTES_PER_RECORD
 cdef Py_ssize_t _BYTES_PER_ROW
 cdef Py_ssize_t _ROWS_AT_ONCE
+cdef bytes NO_HEADERS
 
 cdef extern from *:
     """
@@ -98,8 +102,10 @@ cdef Entry _new_entry(
     object partition,
     object timestamp,
 )
-@cython.locals(entry=Entry)
-cdef object _begin(object step)
+
+# What `Entry.send` does first, for install_send.
+cdef inline object begin_entry(object step):
+    return (<Entry>step)._begin()
 
 
 cdef bint _is_late(object data)
@@ -216,5 +222,6 @@ cdef class Intake:
         delivery=Delivery,
     )
     cdef Delivery enter_open(self, object topic, object value, object key)
-    cdef bint _here(self)
+    cdef bint _somebody_waits(self) noexcept
+    cdef bint _here(self) noexcept
     cdef double _now(self) except? -1

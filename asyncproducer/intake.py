@@ -74,18 +74,23 @@ if TYPE_CHECKING:
     from asyncproducer.records import Header
 
     # Where this module is compiled, these are C functions, see intake.pxd.
+    COMPILED: bool
     Py_REFCNT: Any
+    begin_entry: Any
     c_get_ident: Any
     c_monotonic: Any
     c_time_ns: Any
+    dict_size: Any
+    size_of: Any
     install_send: Any
 
 # ruff: noqa: F821 (names that intake.pxd brings in where this module is compiled)
 
 __all__ = ["REFUSALS", "Entry", "Front", "Intake", "Pending"]
 
-#: Whether this module runs compiled. A file that Python loads from source ends in .py.
-COMPILED = not __file__.endswith(".py")
+#: Whether this module runs compiled, which C knows as a constant: what the other case needs is not
+#: even there. A file that Python loads from source ends in .py.
+globals()["COMPILED"] = not __file__.endswith(".py")
 
 logger = guarded("asyncproducer")
 
@@ -386,13 +391,15 @@ def _new_entry(
                 entry = None
     if entry is None:
         entry = Entry.__new__(Entry)
-        entry._key = entry._headers = entry._rest = None
+        entry._intake = intake
+        entry._topic = entry._key = entry._headers = entry._rest = None
         entry._inner = entry._delivery = entry._waiter = None
     entry._sends = sends
-    entry._intake = intake
-    entry._topic = topic
     entry._value = value
-    # One that is used again has none of these: each None more is counted, in C too.
+    # One that is used again has the topic of the last record, and none of the others: each name
+    # for an object is counted, in C too.
+    if entry._topic is not topic:
+        entry._topic = topic
     if key is not None:
         entry._key = key
     if headers is not None:
@@ -401,12 +408,6 @@ def _new_entry(
         entry._rest = partition, timestamp
     entry._begun = False
     return entry
-
-
-def _begin(step: Any) -> Any:
-    """What `Entry.send` does first, for C (see intake.pxd)."""
-    entry: Entry = step
-    return entry._begin()
 
 
 def _is_late(data: Any) -> bool:
@@ -606,19 +607,18 @@ class Intake:
             return None
         if not self._plain or not self._here() or self.breathing is not None:
             return None
-        # Nobody overtakes those who wait for metadata, or for memory.
-        if self._lines or self._pool_line:
+        if self._somebody_waits():
             return None
         size = 1
         place = -1
         if value is not None:
             if type(value) is not bytes:
                 return None
-            size += len(value)
+            size += size_of(value) if COMPILED else len(value)
         if key is not None:
             if type(key) is not bytes:
                 return None
-            size += len(key)
+            size += size_of(key) if COMPILED else len(key)
             if self._hash_keys:
                 place = partition_for_key(key, state.partition_count)
         taken = self._taken + size + _BYTES_PER_RECORD
@@ -632,6 +632,12 @@ class Intake:
         if delivery is not None:
             self._taken = taken
         return delivery
+
+    def _somebody_waits(self) -> bool:
+        """Nobody overtakes those who wait for metadata, or for memory."""
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            return dict_size(self._lines) + dict_size(self._pool_line) > 0  # type: ignore[no-any-return]
+        return bool(self._lines or self._pool_line)
 
     def _here(self) -> bool:
         """Whether this is our loop, as far as can be told without asking for it."""
@@ -1440,7 +1446,7 @@ class Intake:
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
 
 if COMPILED:  # pragma: no cover - coverage sees no C
-    install_send(Entry, Waiter, Delivery, RecordMetadata, _begin)
+    install_send(Entry, Waiter, Delivery, RecordMetadata, begin_entry)
 
 
 class Front:

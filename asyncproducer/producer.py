@@ -121,6 +121,10 @@ _CLOSED_MEANWHILE = "the producer was closed while the record waited for metadat
 #: Seconds after which a close that is not done says what it waits for.
 _SILENT_CLOSE = 1.0
 
+#: Buffers that have done their work are kept beside `buffer_memory`, up to this and to a quarter of
+#: that.
+_SPARE_BYTES = 8 * 1024 * 1024
+
 #: How many errors a failed send_table raises: its result has all.
 _ERRORS_RAISED = 100
 
@@ -497,6 +501,7 @@ class Producer(Front, Generic[K, V]):
             loop=loop,
             trouble=lambda: self._scheduler.id_error or self._cluster.last_error,
             on_failed=None if transactions is None else transactions.batch_failed,
+            spare_bytes=min(_SPARE_BYTES, config.buffer_memory // 4),
         )
         self._scheduler = Scheduler(
             config,

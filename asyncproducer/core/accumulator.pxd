@@ -5,12 +5,14 @@ from asyncproducer.core.batch cimport ProducerBatch, batch_upper_bound
 from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery
 from asyncproducer.core.partitioner cimport BuiltInPartitioner
+from asyncproducer.core.spares cimport SpareBuffers
 
 
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(object)
 
-cdef bint COMPILED
+cdef enum:
+    COMPILED = 1
 cdef Py_ssize_t _MOST_ADDED
 
 
@@ -46,6 +48,7 @@ cdef class PartitionQueue:
 @cython.final
 cdef class Accumulator:
     cdef object _memory
+    cdef SpareBuffers _spares
     cdef Py_ssize_t _batch_size
     cdef Py_ssize_t _batch_max_bytes
     cdef double _linger

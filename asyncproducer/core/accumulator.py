@@ -34,6 +34,7 @@ from asyncproducer.core.delivery import PENDING, Delivery, Failure
 from asyncproducer.core.metadata import TopicMetadata
 from asyncproducer.core.partitioner import BuiltInPartitioner
 from asyncproducer.core.sequences import PartitionSequences, Sequences
+from asyncproducer.core.spares import SpareBuffers
 from asyncproducer.errors import AbortedError, DeliveryError, DeliveryTimeout
 
 # ruff: noqa: F821 (names that accumulator.pxd brings in where this module is compiled)
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
     from asyncproducer.core.bulk import Rows
 
     # Where this module is compiled, this is a C function, see accumulator.pxd.
+    COMPILED: bool
     Py_REFCNT: Any
 
 __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
 
-#: Whether this module runs compiled. A file that Python loads from source ends in .py.
-COMPILED = not __file__.endswith(".py")
+#: Whether this module runs compiled, which C knows as a constant: what the other case needs is not
+#: even there. A file that Python loads from source ends in .py.
+globals()["COMPILED"] = not __file__.endswith(".py")
 
 _NEVER = float("inf")
 
@@ -189,8 +192,10 @@ class Accumulator:
         loop: Any = None,
         trouble: Callable[[], BaseException | None] = lambda: None,
         on_failed: Callable[[ProducerBatch, Failure], None] | None = None,
+        spare_bytes: int = 0,
     ) -> None:
         self._memory = memory
+        self._spares = SpareBuffers(spare_bytes)
         self._batch_size = max(1, batch_size)
         # A batch size of 1 promises one record in each batch.
         self._batch_max_bytes = batch_max_bytes if batch_size > 1 else 0
@@ -554,7 +559,7 @@ class Accumulator:
         """
         ripe = batch.ripe or batch.estimated_size() + size > batch.write_limit
         size += batch.size
-        limit = 2 * batch.size
+        limit = 2 * batch.memory
         if ripe:
             most = queue.topic.most_bytes
             if size > most:
@@ -606,6 +611,7 @@ class Accumulator:
             ratio=1.0 if codec is None else self.estimator.estimate(topic.name, codec.codec_id),
             memory=size,
             loop=self._loop,
+            spares=self._spares,
         )
         batch.order = (queue.next_order,)
         return batch

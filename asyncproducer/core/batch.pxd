@@ -1,6 +1,10 @@
 # C types for batch.py, and the C functions that its compiled branch writes with.
 cimport cython
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING,
+    PyByteArray_FromStringAndSize,
+    PyByteArray_Resize,
+)
 from cpython.bytes cimport (
     PyBytes_AS_STRING,
     PyBytes_CheckExact,
@@ -12,6 +16,7 @@ from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from asyncproducer.core.delivery cimport Delivery, Outcome
+from asyncproducer.core.spares cimport SpareBuffers
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
@@ -45,26 +50,68 @@ cdef inline const unsigned char *bytes_data(PyObject *item) noexcept:
     return <const unsigned char *>PyBytes_AS_STRING(<object>item)
 
 
+# What is bytes, or None.
+cdef inline Py_ssize_t size_of(object data) noexcept:
+    return -1 if data is None else PyBytes_GET_SIZE(data)
+
+
+cdef inline const unsigned char *octets_at(object data) noexcept:
+    return NULL if data is None else <const unsigned char *>PyBytes_AS_STRING(data)
+
+
+# A signed varint is written at a pointer; the pointer behind it.
+cdef inline char *put_varint(char *at, long long value) noexcept:
+    cdef unsigned long long zigzag = (<unsigned long long>value << 1) ^ <unsigned long long>(value >> 63)
+    if zigzag < 0x80:  # nearly always it has one byte or two
+        at[0] = <char>zigzag
+        return at + 1
+    at[0] = <char>(zigzag | 0x80)
+    if zigzag < 0x4000:
+        at[1] = <char>(zigzag >> 7)
+        return at + 2
+    at += 1
+    zigzag >>= 7
+    while zigzag > 0x7F:
+        at[0] = <char>(zigzag | 0x80)
+        at += 1
+        zigzag >>= 7
+    at[0] = <char>zigzag
+    return at + 1
+
+
+# The same of a nullable field with its length, which is -1 for null.
+cdef inline char *put_field(char *at, Py_ssize_t size, const unsigned char *field) noexcept:
+    if size < 0:
+        at[0] = 1
+        return at + 1
+    at = put_varint(at, size)
+    memcpy(at, field, size)
+    return at + size
+
+
 cdef inline bytes blank(Py_ssize_t size):
     return PyBytes_FromStringAndSize(NULL, size)
+
+
+# What it holds is not defined.
+cdef inline bytearray new_buffer(Py_ssize_t size):
+    return PyByteArray_FromStringAndSize(NULL, size)
 
 
 cdef inline char *octets_of(bytes data):
     return PyBytes_AS_STRING(data)
 
 
-cdef bint COMPILED
+cdef enum:
+    COMPILED = 1
 cdef Py_ssize_t _OVERHEAD
 cdef double _ESTIMATE_FACTOR
 
 cdef Py_ssize_t _field_size(object data) except -1
-cdef Py_ssize_t _size_of_length(Py_ssize_t length)
-cdef Py_ssize_t _size_of_field(Py_ssize_t size)
+cdef Py_ssize_t _size_of_length(Py_ssize_t length) noexcept
+cdef Py_ssize_t _size_of_field(Py_ssize_t size) noexcept
 @cython.locals(value=cython.ulonglong, size=Py_ssize_t)
-cdef Py_ssize_t _size_of_delta(long long delta)
-@cython.locals(zigzag=cython.ulonglong)
-cdef char *_put_varint(char *at, long long value)
-cdef char *_put_field(char *at, Py_ssize_t size, const unsigned char *field)
+cdef Py_ssize_t _size_of_delta(long long delta) noexcept
 cpdef object plain_headers(object headers)
 @cython.locals(
     size=Py_ssize_t, length=Py_ssize_t, pair=tuple, encoded=bytes, at="char *"
@@ -125,6 +172,7 @@ cdef class ProducerBatch(Outcome):
     cdef public Py_ssize_t size
     cdef public bytearray header
     cdef public bytearray buffer
+    cdef SpareBuffers _spares
 
     cpdef Py_ssize_t estimated_size(self)
     cpdef Py_ssize_t on_the_wire(self, Py_ssize_t size)
@@ -133,7 +181,7 @@ cdef class ProducerBatch(Outcome):
     cpdef object widen(self, Py_ssize_t capacity, bint ripe)
 
     @cython.locals(
-        key_size=Py_ssize_t, value_size=Py_ssize_t, key_data=bytes, value_data=bytes
+        key_size=Py_ssize_t, value_size=Py_ssize_t
     )
     cpdef Delivery try_append(
         self,
@@ -190,6 +238,8 @@ cdef class ProducerBatch(Outcome):
         Py_ssize_t limit,
         Py_ssize_t most,
     ) except -1
-    @cython.locals(buffer=bytearray, room=Py_ssize_t)
-    cdef object _make_room(self, Py_ssize_t needed)
+    @cython.locals(buffer=bytearray, larger=bytearray, room=Py_ssize_t)
+    cdef bytearray _make_room(self, Py_ssize_t written, Py_ssize_t needed)
+    @cython.locals(buffer=bytearray)
+    cdef object _give_buffer_back(self)
     cpdef object close(self)

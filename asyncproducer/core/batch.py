@@ -22,6 +22,7 @@ from crc32c import crc32c
 
 from asyncproducer.core.compression import Codec
 from asyncproducer.core.delivery import PENDING, Delivery, Outcome
+from asyncproducer.core.spares import SpareBuffers
 from asyncproducer.errors import (
     IllegalStateError,
     Persisted,
@@ -32,6 +33,7 @@ from asyncproducer.errors import (
 # ruff: noqa: F821 (names that batch.pxd brings in where this module is compiled)
 if TYPE_CHECKING:
     # Where this module is compiled, these are C functions, see batch.pxd.
+    COMPILED: bool
     PyByteArray_AS_STRING: Any
     PyByteArray_Resize: Any
     blank: Any
@@ -40,7 +42,12 @@ if TYPE_CHECKING:
     is_bytes: Any
     item_of: Any
     memcpy: Any
+    new_buffer: Any
+    octets_at: Any
     octets_of: Any
+    put_field: Any
+    put_varint: Any
+    size_of: Any
     utf8: Any
     utf8_size: Any
 
@@ -57,8 +64,9 @@ __all__ = [
     "read_records",
 ]
 
-#: Whether this module runs compiled. A file that Python loads from source ends in .py.
-COMPILED = not __file__.endswith(".py")
+#: Whether this module runs compiled, which C knows as a constant: what the other case needs is not
+#: even there. A file that Python loads from source ends in .py.
+globals()["COMPILED"] = not __file__.endswith(".py")
 
 #: Bytes of the batch header.
 BATCH_OVERHEAD = 61
@@ -161,18 +169,18 @@ def _encode_plainly(pairs: Any) -> bytes | None:  # pragma: no cover - coverage 
     except UnicodeEncodeError:
         return None
     encoded = blank(size)
-    at = _put_varint(octets_of(encoded), len(pairs))
+    at = put_varint(octets_of(encoded), len(pairs))
     for pair in pairs:
         name = pair[0]
         value = pair[1]
-        at = _put_field(at, utf8_size(name), utf8(name))
+        at = put_field(at, utf8_size(name), utf8(name))
         if value is None:
             at[0] = 1
             at += 1
         elif type(value) is bytes:
-            at = _put_field(at, len(value), value)
+            at = put_field(at, len(value), value)
         else:
-            at = _put_field(at, utf8_size(value), utf8(value))
+            at = put_field(at, utf8_size(value), utf8(value))
     return encoded  # type: ignore[no-any-return]
 
 
@@ -210,27 +218,6 @@ def _size_of_delta(delta: int) -> int:
         value >>= 7
         size += 1
     return size
-
-
-def _put_varint(at: Any, value: int) -> Any:  # pragma: no cover - coverage sees no C
-    """Write a signed varint at a pointer and return the pointer behind it (compiled only)."""
-    zigzag = (value << 1) ^ (value >> 63)
-    while zigzag > 0x7F:
-        at[0] = (zigzag & 0x7F) | 0x80
-        at += 1
-        zigzag >>= 7
-    at[0] = zigzag
-    return at + 1
-
-
-def _put_field(at: Any, size: int, field: Any) -> Any:  # pragma: no cover - coverage sees no C
-    """Write a nullable field at a pointer and return the pointer behind it (compiled only)."""
-    if size < 0:
-        at[0] = 1
-        return at + 1
-    at = _put_varint(at, size)
-    memcpy(at, field, size)
-    return at + size
 
 
 def batch_upper_bound(key: Any, value: Any, headers: bytes) -> int:
@@ -302,6 +289,7 @@ class ProducerBatch(Outcome):
         ratio: float = 1.0,
         memory: int = 0,
         loop: Any = None,
+        spares: SpareBuffers | None = None,
     ) -> None:
         super().__init__(topic, partition, loop)
         self.write_limit = write_limit
@@ -356,7 +344,16 @@ class ProducerBatch(Outcome):
         self.max_timestamp = -1
         self.size = BATCH_OVERHEAD
         self.header: bytearray | None = None
-        self.buffer: bytearray | None = bytearray(write_limit if COMPILED else BATCH_OVERHEAD)
+        #: Where its buffer comes from and goes to, if it can.
+        self._spares = spares
+        self.buffer: bytearray | None = None
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            if spares is not None:
+                self.buffer = spares.take(write_limit)
+            if self.buffer is None:
+                self.buffer = new_buffer(write_limit)
+        else:
+            self.buffer = bytearray(BATCH_OVERHEAD)
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -416,14 +413,29 @@ class ProducerBatch(Outcome):
         value_size = -1 if value is None else len(value)
         if COMPILED:  # pragma: no cover - coverage sees no C
             # As bytes: their pointers are what goes on from here.
-            key_data = b"" if key is None else key if type(key) is bytes else bytes(key)
-            value_data = b"" if value is None else value if type(value) is bytes else bytes(value)
+            if key is not None and type(key) is not bytes:
+                key = bytes(key)
+            if value is not None and type(value) is not bytes:
+                value = bytes(value)
+            key_size = size_of(key)
+            value_size = size_of(value)
+            if not self.append_fields(
+                timestamp,
+                key_size,
+                octets_at(key),
+                value_size,
+                octets_at(value),
+                size_of(headers),
+                octets_at(headers),
+            ):
+                return None
         else:
-            key_data, value_data = key, value
-        if not self.append_fields(
-            timestamp, key_size, key_data, value_size, value_data, len(headers), headers
-        ):
-            return None
+            key_size = -1 if key is None else len(key)
+            value_size = -1 if value is None else len(value)
+            if not self.append_fields(
+                timestamp, key_size, key, value_size, value, len(headers), headers
+            ):
+                return None
         return self.delivery(self.count - 1, timestamp, key_size, value_size, used)
 
     def append_fields(
@@ -460,14 +472,14 @@ class ProducerBatch(Outcome):
         if COMPILED:  # pragma: no cover - coverage sees no C
             # The limit is an estimate where records are compressed: grow beyond it.
             if self.size + record_size > len(buffer):
-                self._make_room(self.size + record_size)
+                buffer = self._make_room(self.size, self.size + record_size)
             at = PyByteArray_AS_STRING(buffer) + self.size
-            at = _put_varint(at, body_size)
+            at = put_varint(at, body_size)
             at[0] = 0
-            at = _put_varint(at + 1, delta)
-            at = _put_varint(at, count)
-            at = _put_field(at, key_size, key)
-            at = _put_field(at, value_size, value)
+            at = put_varint(at + 1, delta)
+            at = put_varint(at, count)
+            at = put_field(at, key_size, key)
+            at = put_field(at, value_size, value)
             if headers_size == 1:
                 at[0] = 0  # no headers, nearly always: a call of memcpy costs more
             else:
@@ -541,15 +553,15 @@ class ProducerBatch(Outcome):
                     body_size = length + _size_of_length(count)
                     needed = size + body_size + _size_of_length(body_size)
                     if needed > room:
-                        self._make_room(needed)
+                        buffer = self._make_room(size, needed)
                         at = PyByteArray_AS_STRING(buffer) + size
                         room = len(buffer)
-                    at = _put_varint(at, body_size)
+                    at = put_varint(at, body_size)
                     at[0] = 0
-                    at = _put_varint(at + 1, delta)
-                    at = _put_varint(at, count)
+                    at = put_varint(at + 1, delta)
+                    at = put_varint(at, count)
                     at[0] = 1
-                    at = _put_field(at + 1, value_size, values.at)
+                    at = put_field(at + 1, value_size, values.at)
                     at[0] = 0
                     at += 1
                     size = needed
@@ -591,13 +603,24 @@ class ProducerBatch(Outcome):
             self.max_record_size = bound
         return number - first
 
-    def _make_room(self, needed: int) -> None:  # pragma: no cover - coverage sees no C
-        """A larger buffer (compiled only; else it grows by itself)."""
+    def _make_room(
+        self, written: int, needed: int
+    ) -> bytearray:  # pragma: no cover - coverage sees no C
+        """A larger buffer, with what is written (compiled only; else it grows by itself)."""
         buffer: Any = self.buffer
         room = 2 * len(buffer)
         if self.capacity < room:
             room = self.capacity
-        PyByteArray_Resize(buffer, needed if needed > room else room)
+        if needed > room:
+            room = needed
+        larger = None if self._spares is None else self._spares.take(room)
+        if larger is None:
+            PyByteArray_Resize(buffer, room)
+            return buffer  # type: ignore[no-any-return]
+        memcpy(PyByteArray_AS_STRING(larger), PyByteArray_AS_STRING(buffer), written)
+        self.buffer = larger
+        self._spares.put(buffer)
+        return larger
 
     def close(self) -> None:
         """Take no more records."""
@@ -619,7 +642,7 @@ class ProducerBatch(Outcome):
         """Take the compressed records. Returns what they shrank to, as a ratio."""
         ratio = len(payload) / (self.size - BATCH_OVERHEAD)
         self.payload = payload
-        self.buffer = None
+        self._give_buffer_back()
         self.compressing = False
         return ratio
 
@@ -703,9 +726,15 @@ class ProducerBatch(Outcome):
 
     def release(self) -> None:
         """Drop the bytes: deliveries keep the batch alive, they need no buffer."""
-        self.buffer = None
+        self._give_buffer_back()
         self.payload = None
         self.header = None
+
+    def _give_buffer_back(self) -> None:
+        buffer = self.buffer
+        self.buffer = None
+        if COMPILED and buffer is not None and self._spares is not None:  # pragma: no cover
+            self._spares.put(buffer)
 
     # -- splitting -------------------------------------------------------------------------
 

@@ -4,15 +4,24 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.tuple cimport PyTuple_GET_ITEM
 
-from asyncproducer.core.batch cimport _put_field as put_field, _put_varint as put_varint
-from asyncproducer.core.batch cimport ListedValues, ProducerBatch, Values
+from asyncproducer.core.batch cimport (
+    ListedValues,
+    ProducerBatch,
+    Values,
+    bytes_size,
+    item_of,
+    put_field,
+    put_varint,
+)
 from asyncproducer.core.delivery cimport Delivery, Outcome
 from asyncproducer.core.partitioner cimport hash_octets as hash_at
 
 
-cdef bint COMPILED
+cdef enum:
+    COMPILED = 1
 cdef long long _MAX_TIMESTAMP
 cdef long long _MAX_PARTITION
+cdef Py_ssize_t _RUN
 cdef Py_ssize_t _HEADER_OVERHEAD
 
 cdef inline const unsigned char *address(const unsigned char[::1] data) noexcept:
@@ -50,8 +59,8 @@ cdef class Rows:
     cdef bytes _headers
     cdef public list outcomes
     cdef public list errors
-    cdef int[::1] _slots
-    cdef int[::1] _indexes
+    cdef long long[::1] _runs
+    cdef Py_ssize_t _run_end
     cdef Py_ssize_t _ended
     cdef set _seen
     cdef bint _all_seen
@@ -69,8 +78,19 @@ cdef class Rows:
     @cython.locals(hashed=cython.uint)
     cpdef Py_ssize_t key_partition(self, Py_ssize_t partition_count) except -1
     cpdef object place(self, Py_ssize_t row, Outcome outcome, Py_ssize_t index)
-    @cython.locals(slots="int[::1]", indexes="int[::1]", slot=int, index=int, end=Py_ssize_t)
     cdef object _place_run(self, Py_ssize_t row, ProducerBatch batch, Py_ssize_t taken)
+    @cython.locals(
+        runs="long long[::1]", grown="long long[::1]", at=Py_ssize_t, follows=cython.bint
+    )
+    cdef object _put(
+        self, Py_ssize_t row, Py_ssize_t slot, Py_ssize_t index, long long timestamp
+    )
+    @cython.locals(
+        runs="long long[::1]", low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t
+    )
+    cdef Py_ssize_t _find(self, Py_ssize_t row) except -1
+    @cython.locals(end=Py_ssize_t)
+    cdef Py_ssize_t _run_rows(self, Py_ssize_t at) except -1
     cdef Py_ssize_t _slot(self, Outcome outcome) except -1
     @cython.locals(outcome=Outcome)
     cpdef object placed(self, Py_ssize_t row, Delivery delivery)
@@ -88,23 +108,25 @@ cdef class Rows:
     cpdef object look(self)
     cpdef object result(self, Py_ssize_t row)
     @cython.locals(
-        outcome=Outcome, part=Outcome, delivery=Delivery, slot=Py_ssize_t, row=Py_ssize_t
+        firsts="long long[::1]",
+        lasts="long long[::1]",
+        counts="long long[::1]",
+        at=Py_ssize_t,
+        slot=Py_ssize_t,
+        index=Py_ssize_t,
+        rows=Py_ssize_t,
+        place=Py_ssize_t,
+        first=Py_ssize_t,
+        row=Py_ssize_t,
+        outcome=Outcome,
+        part=Outcome,
+        delivery=Delivery,
     )
     cpdef list tally(self)
 
 
 cdef Outcome _pending(Outcome outcome)
 cdef bint _acknowledged(Outcome outcome)
-@cython.locals(row=Py_ssize_t, slot=Py_ssize_t)
-cdef object _tally(
-    int[::1] slots,
-    int[::1] indexes,
-    Py_ssize_t count,
-    long long[::1] firsts,
-    long long[::1] lasts,
-    long long[::1] counts,
-)
-
 
 cdef class Objects(Rows):
     cdef list _items
@@ -112,19 +134,17 @@ cdef class Objects(Rows):
     cdef Py_ssize_t _base
     cdef public Py_ssize_t bytes
     cdef object _topic_of_all
+    cdef Py_ssize_t _room
     cdef int[::1] _key_sizes
     cdef int[::1] _value_sizes
-    cdef long long[::1] _timestamps
 
     cpdef object add(self, object item)
     cpdef bint read(self, Py_ssize_t row) except -1
     @cython.locals(
         number=Py_ssize_t,
         items=list,
-        now=cython.longlong,
         taken=Py_ssize_t,
         value_sizes="int[::1]",
-        timestamps="long long[::1]",
         size=Py_ssize_t,
         value_size=Py_ssize_t,
     )
@@ -136,9 +156,10 @@ cdef class Objects(Rows):
         Py_ssize_t limit,
         Py_ssize_t most,
     ) except -1
+    cdef object _keep_key_size(self, Py_ssize_t row, Py_ssize_t size)
     @cython.locals(outcome=Outcome)
     cpdef object placed(self, Py_ssize_t row, Delivery delivery)
-    @cython.locals(outcome=Outcome, delivery=Delivery)
+    @cython.locals(at=Py_ssize_t, outcome=Outcome, delivery=Delivery)
     cpdef Delivery _delivery(self, Py_ssize_t row)
 
 

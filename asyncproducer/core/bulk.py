@@ -2,7 +2,8 @@
 
 `Rows` is a cursor: `read` makes one row the present one, as sizes and pointers where this
 is compiled, as bytes where not. Who takes it in says so with `place`, and the rows keep
-where each of them went: (outcome, index), as a Delivery does, in two arrays of ints.
+where each of them went: (outcome, index), as a Delivery does, once for each run of rows
+that went in one after the other.
 There are two kinds: `Objects`, what a caller iterates over, and `Table`, columns in
 Arrow's layout.
 
@@ -33,11 +34,14 @@ from asyncproducer.records import Record, RecordMetadata
 # ruff: noqa: F821 (names that bulk.pxd brings in where this module is compiled)
 if TYPE_CHECKING:
     # Where this module is compiled, these are C functions, see bulk.pxd.
+    COMPILED: bool
     PyByteArray_AS_STRING: Any
     PyByteArray_Resize: Any
     address: Any
+    bytes_size: Any
     copied: Any
     hash_at: Any
+    item_of: Any
     octets: Any
     part: Any
     put_field: Any
@@ -45,8 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Column", "HeaderColumn", "Numbers", "Objects", "Rows", "Table", "Tally"]
 
-#: Whether this module runs compiled. A file that Python loads from source ends in .py.
-COMPILED = not __file__.endswith(".py")
+#: Whether this module runs compiled, which C knows as a constant: what the other case needs is not
+#: even there. A file that Python loads from source ends in .py.
+globals()["COMPILED"] = not __file__.endswith(".py")
 
 #: What the wire has room for.
 _MAX_TIMESTAMP = 2**63 - 1
@@ -54,6 +59,10 @@ _MAX_PARTITION = 2**31 - 1
 
 #: The most that a header adds to its name and its value: their lengths.
 _HEADER_OVERHEAD = 10
+
+#: What is kept of each run of rows: the first of them, the place of its outcome in `outcomes` or
+#: -1 - the place of its error in `errors`, the first one's index there, the timestamp of all.
+_RUN = 4
 
 _serials = count(1)
 
@@ -96,10 +105,10 @@ class Rows:
         self.outcomes: list[Outcome] = []
         #: Why others were refused, and the topic and partition that they were for.
         self.errors: list[tuple[Exception, Any, Any]] = []
-        # Of each row: the place of its outcome in `outcomes`, and its index there. Or -1 - the
-        # place of its error.
-        self._slots: Any = array("i", (0,)) * room
-        self._indexes: Any = array("i", (0,)) * room
+        # Rows go in one after the other, none is left out: the next run begins behind the last.
+        self._runs: Any = array("q", (0,)) * (_RUN * min(room, 4))
+        #: How many of `_runs` are in use.
+        self._run_end = 0
         #: How many of `outcomes` have their end, as far as was looked.
         self._ended = 0
         #: Rows whose failure somebody has looked at; or all of them.
@@ -152,21 +161,49 @@ class Rows:
     # -- where they went -------------------------------------------------------------------
 
     def place(self, row: int, outcome: Outcome, index: int) -> None:
-        """The row is the record at `index` of `outcome`."""
-        self._slots[row] = self._slot(outcome)
-        self._indexes[row] = index
+        """The present row is the record at `index` of `outcome`."""
+        self._put(row, self._slot(outcome), index, self.timestamp)
 
     def _place_run(self, row: int, batch: ProducerBatch, taken: int) -> None:
         """The rows from `row` on are the last `taken` records of the batch."""
-        slots, indexes = self._slots, self._indexes
-        slot = self._slot(batch)
-        index = batch.count - taken
-        end = row + taken
-        while row < end:
-            slots[row] = slot
-            indexes[row] = index
-            index += 1
-            row += 1
+        self._put(row, self._slot(batch), batch.count - taken, self.now)
+
+    def _put(self, row: int, slot: int, index: int, timestamp: int) -> None:
+        runs = self._runs
+        at = self._run_end
+        if at > 0 and runs[at - 3] == slot:
+            # Refused rows have no index.
+            follows = index - runs[at - 2] == row - runs[at - 4] or slot < 0
+            if follows and runs[at - 1] == timestamp:
+                return
+        if at == len(runs):
+            grown = array("q", (0,)) * (2 * at + _RUN)
+            grown[:at] = runs
+            runs = self._runs = grown
+        runs[at] = row
+        runs[at + 1] = slot
+        runs[at + 2] = index
+        runs[at + 3] = timestamp
+        self._run_end = at + _RUN
+
+    def _find(self, row: int) -> int:
+        """Where the run of a row is in `_runs`."""
+        runs = self._runs
+        low = 0
+        high = self._run_end // _RUN
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if runs[middle * _RUN] > row:
+                high = middle
+            else:
+                low = middle
+        return low * _RUN
+
+    def _run_rows(self, at: int) -> int:
+        """How many rows the run there has."""
+        end = self.count if at + _RUN == self._run_end else self._runs[at + _RUN]
+        rows: int = end - self._runs[at]
+        return rows
 
     def _slot(self, outcome: Outcome) -> int:
         """Its place in `outcomes`, which it gets if it has none."""
@@ -179,18 +216,19 @@ class Rows:
     def placed(self, row: int, delivery: Delivery) -> None:
         """The row went in as a single record."""
         outcome = delivery._resolve()
-        self.place(row, outcome, delivery._index)
+        self._put(row, self._slot(outcome), delivery._index, delivery._timestamp)
 
     def refuse(self, row: int, error: Exception, topic: Any, partition: Any) -> None:
         """The row will not go in. Rows in succession may share an error."""
         last = self.errors[-1] if self.errors else None
         if last is None or last[0] is not error or last[1:] != (topic, partition):
             self.errors.append((error, topic, partition))
-        self._slots[row] = -len(self.errors)
+        self._put(row, -len(self.errors), 0, 0)
 
     def _delivery(self, row: int) -> Delivery:
-        outcome: Outcome = self.outcomes[self._slots[row]]
-        delivery = outcome.delivery(self._indexes[row], -1, -1, -1)
+        at = self._find(row)
+        outcome: Outcome = self.outcomes[self._runs[at + 1]]
+        delivery = outcome.delivery(self._runs[at + 2] + row - self._runs[at], -1, -1, -1)
         return delivery
 
     def unfinished(self) -> Delivery | None:
@@ -209,7 +247,7 @@ class Rows:
 
     def failed(self, row: int) -> bool:
         """Whether the row has its end, and is not in the log."""
-        if self._slots[row] < 0:
+        if self._runs[self._find(row) + 1] < 0:
             return True
         delivery = self._delivery(row)
         outcome = delivery._resolve()
@@ -218,17 +256,19 @@ class Rows:
     def failures(self) -> Iterator[int]:
         """The rows that are not in the log."""
         good = list(map(_acknowledged, self.outcomes))
-        for row in range(self.count):
-            slot = self._slots[row]
-            if slot < 0 or (not good[slot] and self.failed(row)):
-                yield row
+        for at in range(0, self._run_end, _RUN):
+            first, slot = self._runs[at], self._runs[at + 1]
+            if slot < 0 or not good[slot]:
+                for row in range(first, first + self._run_rows(at)):
+                    if slot < 0 or self.failed(row):
+                        yield row
 
     def error(self, row: int) -> tuple[Exception, Any, Any]:
         """Why a row of `failures` failed, its topic and its partition.
 
         It counts as looked at from now on.
         """
-        slot = self._slots[row]
+        slot: int = self._runs[self._find(row) + 1]
         if slot < 0:
             refusal: tuple[Exception, Any, Any] = self.errors[-1 - slot]
             return refusal
@@ -265,17 +305,29 @@ class Rows:
         firsts = array("q", (0,)) * places
         lasts = array("q", (0,)) * places
         counts = array("q", (0,)) * places
-        _tally(self._slots, self._indexes, self.count, firsts, lasts, counts)
-        tallies: list[Tally] = []
-        for slot, outcome in enumerate(self.outcomes):
-            if outcome.state != SPLIT:
-                tallies.append((outcome, firsts[slot], lasts[slot], counts[slot]))
+        for at in range(0, self._run_end, _RUN):
+            slot: int = self._runs[at + 1]
+            if slot < 0:
                 continue
-            for row in range(self.count):
-                if self._slots[row] == slot:
-                    delivery = self._delivery(row)
-                    part = delivery._resolve()
-                    tallies.append((part, delivery._index, delivery._index, 1))
+            index = self._runs[at + 2]
+            rows = self._run_rows(at)
+            if counts[slot] == 0:
+                firsts[slot] = index
+            # A batch takes them in their order.
+            lasts[slot] = index + rows - 1
+            counts[slot] += rows
+        tallies: list[Tally] = []
+        for place, outcome in enumerate(self.outcomes):
+            if outcome.state != SPLIT:
+                tallies.append((outcome, firsts[place], lasts[place], counts[place]))
+                continue
+            for at in range(0, self._run_end, _RUN):
+                if self._runs[at + 1] == place:
+                    first: int = self._runs[at]
+                    for row in range(first, first + self._run_rows(at)):
+                        delivery = self._delivery(row)
+                        part = delivery._resolve()
+                        tallies.append((part, delivery._index, delivery._index, 1))
         return tallies
 
 
@@ -297,18 +349,6 @@ def _acknowledged(outcome: Outcome) -> bool:
     return outcome.state == ACKNOWLEDGED
 
 
-def _tally(slots: Any, indexes: Any, count: int, firsts: Any, lasts: Any, counts: Any) -> None:
-    for row in range(count):
-        slot = slots[row]
-        if slot < 0:
-            continue
-        if counts[slot] == 0:
-            firsts[slot] = indexes[row]
-        # A batch takes them in their order.
-        lasts[slot] = indexes[row]
-        counts[slot] += 1
-
-
 # -- objects -------------------------------------------------------------------------------
 
 
@@ -326,10 +366,10 @@ class Objects(Rows):
         self._topic_of_all = topic
         #: The size of what was read, for who wonders how many to take at once.
         self.bytes = 0
-        # Of each row that was read, for its RecordMetadata.
-        self._key_sizes: Any = array("i", (-1,)) * room
+        # Of each row that was read, for its RecordMetadata. Most bulks have no keys.
+        self._room = room
+        self._key_sizes: Any = None
         self._value_sizes: Any = array("i", (0,)) * room
-        self._timestamps: Any = array("q", (0,)) * room
 
     def add(self, item: Any) -> None:
         """One more. There must be room."""
@@ -388,29 +428,32 @@ class Objects(Rows):
             self.size += self.key_size
         elif key is not None:
             return False
-        self._key_sizes[row] = self.key_size
+        if self.key_size >= 0:
+            self._keep_key_size(row, self.key_size)
         self._value_sizes[row] = self.value_size
-        self._timestamps[row] = self.timestamp
         self.bytes += self.size
         return True
+
+    def _keep_key_size(self, row: int, size: int) -> None:
+        if self._key_sizes is None:
+            self._key_sizes = array("i", (-1,)) * self._room
+        self._key_sizes[row] = size
 
     def fill(self, batch: ProducerBatch, row: int, end: int, limit: int, most: int) -> int:
         """See Rows."""
         if self._topic_of_all is None:
             return row
         number = row - self._base
-        now = self.now
-        taken = batch.append_values(self._values, number, end - self._base, now, limit, most)
+        taken = batch.append_values(self._values, number, end - self._base, self.now, limit, most)
         if taken == 0:
             return row
         self._place_run(row, batch, taken)
-        items, value_sizes, timestamps = self._items, self._value_sizes, self._timestamps
+        items, value_sizes = self._items, self._value_sizes
         end = row + taken
         size = taken
         while row < end:
-            value_size = len(items[number])
+            value_size = bytes_size(item_of(items, number)) if COMPILED else len(items[number])
             value_sizes[row] = value_size
-            timestamps[row] = now
             size += value_size
             number += 1
             row += 1
@@ -430,18 +473,19 @@ class Objects(Rows):
     def placed(self, row: int, delivery: Delivery) -> None:
         """See Rows."""
         outcome = delivery._resolve()
-        self.place(row, outcome, delivery._index)
-        self._key_sizes[row] = delivery._key_size
+        self._put(row, self._slot(outcome), delivery._index, delivery._timestamp)
+        if delivery._key_size >= 0:
+            self._keep_key_size(row, delivery._key_size)
         self._value_sizes[row] = delivery._value_size
         self.bytes += max(delivery._key_size, 0) + max(delivery._value_size, 0)
-        self._timestamps[row] = delivery._timestamp
 
     def _delivery(self, row: int) -> Delivery:
-        outcome: Outcome = self.outcomes[self._slots[row]]
+        at = self._find(row)
+        outcome: Outcome = self.outcomes[self._runs[at + 1]]
         delivery = outcome.delivery(
-            self._indexes[row],
-            self._timestamps[row],
-            self._key_sizes[row],
+            self._runs[at + 2] + row - self._runs[at],
+            self._runs[at + 3],
+            -1 if self._key_sizes is None else self._key_sizes[row],
             self._value_sizes[row],
         )
         return delivery

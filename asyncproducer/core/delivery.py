@@ -254,8 +254,13 @@ class Outcome:
 
         `used` is one that nobody has any more: it becomes the new one.
         """
-        delivery = Delivery.__new__(Delivery) if used is None else used
-        delivery._outcome = self
+        if used is None:
+            delivery = Delivery.__new__(Delivery)
+            delivery._outcome = self
+        else:
+            delivery = used
+            if delivery._outcome is not self:
+                delivery._outcome = self
         delivery._index = index
         delivery._timestamp = timestamp
         delivery._key_size = key_size

@@ -18,7 +18,7 @@ cpdef unsigned int murmur2(object data)
 cdef unsigned int hash_octets(octets_t octets, Py_ssize_t length) noexcept
 
 @cython.locals(h=cython.uint)
-cpdef Py_ssize_t partition_for_key(object key, Py_ssize_t partition_count)
+cpdef Py_ssize_t partition_for_key(object key, Py_ssize_t partition_count) except -1
 
 
 @cython.final
@@ -38,7 +38,7 @@ cdef class BuiltInPartitioner:
     @cython.locals(produced=cython.longlong, size=cython.longlong)
     cpdef bint update(
         self, Py_ssize_t partition, long long appended_bytes, object topic, bint enable_switch
-    )
+    ) except -1
 
     @cython.locals(size=cython.longlong)
     cpdef long long room(self, bint enable_switch)

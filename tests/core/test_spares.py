@@ -1,0 +1,121 @@
+"""Buffers that are used again (core/spares.py), and batches that are written into them."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncproducer.core import spares as module
+from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, read_records
+from asyncproducer.core.spares import SpareBuffers
+
+COMPILED = not str(module.__file__).endswith(".py")
+compiled_only = pytest.mark.skipif(not COMPILED, reason="only compiled code uses buffers again")
+
+
+def test_a_buffer_is_given_out_again_for_its_size_alone() -> None:
+    spares = SpareBuffers(100)
+    spares.put(bytearray(b"x" * 30))
+    assert spares.size == 30
+    assert spares.take(29) is None
+    assert spares.take(31) is None
+    assert spares.take(30) == b"x" * 30
+    assert spares.size == 0
+    assert spares.take(30) is None
+
+
+def test_what_is_kept_has_a_limit() -> None:
+    """Sizes that nobody asks for any more must not keep out those that are asked for."""
+    spares = SpareBuffers(100)
+    for size in (60, 40):
+        spares.put(bytearray(size))
+    assert spares.size == 100
+    spares.put(bytearray(50))
+    assert spares.size == 50
+    assert spares.take(60) is None
+    assert spares.take(50) is not None
+    spares.put(bytearray(101))
+    assert spares.size == 0
+
+
+def test_none_is_kept_where_none_may_be() -> None:
+    spares = SpareBuffers(0)
+    spares.put(bytearray(1))
+    assert spares.size == 0
+    assert spares.take(1) is None
+
+
+@compiled_only
+def test_a_buffer_that_somebody_looks_at_is_not_kept() -> None:
+    """A transport may still have a part of it to write."""
+    spares = SpareBuffers(100)
+    buffer = bytearray(10)
+    view = memoryview(buffer)[2:4]
+    spares.put(buffer)
+    assert spares.take(10) is None
+    view.release()
+    spares.put(buffer)
+    assert spares.take(10) is buffer
+
+
+def filled(spares: SpareBuffers, value: bytes, *, records: int, capacity: int = 0) -> ProducerBatch:
+    batch = ProducerBatch(
+        "t", 0, write_limit=1000, created_at=0.0, memory=capacity or 1000, spares=spares
+    )
+    if capacity:
+        batch.widen(capacity, True)
+    for _ in range(records):
+        assert batch.try_append(0, None, value, NO_HEADERS) is not None
+    batch.close()
+    batch.seal()
+    return batch
+
+
+def values(batch: ProducerBatch) -> list[bytes | None]:
+    return [record.value for record in read_records(batch.uncompressed(), batch.count)]
+
+
+@compiled_only
+def test_a_batch_has_nothing_of_the_one_before() -> None:
+    """BP-02"""
+    spares = SpareBuffers(10_000)
+    first = filled(spares, b"a" * 50, records=10)
+    first.release()
+    assert spares.size == 1000
+    second = filled(spares, b"b" * 20, records=3)
+    assert spares.size == 0
+    assert values(second) == [b"b" * 20] * 3
+    assert b"a" not in b"".join(second.buffers())
+    fresh = filled(SpareBuffers(0), b"b" * 20, records=3)
+    assert b"".join(second.buffers()) == b"".join(fresh.buffers())
+
+
+@compiled_only
+def test_a_batch_that_grows_takes_a_larger_one_and_leaves_its_own() -> None:
+    spares = SpareBuffers(100_000)
+    filled(spares, b"a" * 50, records=30, capacity=2000).release()
+    assert spares.size == 2000
+    grown = filled(spares, b"b" * 70, records=24, capacity=2000)
+    assert spares.size == 1000
+    assert values(grown) == [b"b" * 70] * 24
+    grown.release()
+    assert spares.size == 3000
+
+
+@compiled_only
+def test_the_bytes_of_a_batch_stay_as_long_as_somebody_has_them() -> None:
+    """What a connection has still to write of a batch that was given up."""
+    spares = SpareBuffers(10_000)
+    given_up = filled(spares, b"a" * 50, records=10)
+    (under_way,) = given_up.buffers()
+    before = bytes(under_way)
+    given_up.release()
+    filled(spares, b"b" * 50, records=10)
+    assert bytes(under_way) == before
+
+
+def test_the_buffer_of_compressed_records_is_free() -> None:
+    spares = SpareBuffers(10_000)
+    batch = filled(spares, b"a", records=1)
+    batch.compressed(b"shorter")
+    assert batch.buffer is None
+    assert spares.size == (1000 if COMPILED else 0)
