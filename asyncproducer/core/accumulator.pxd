@@ -1,7 +1,7 @@
 # C types for accumulator.py, which reads the same without them.
 cimport cython
 
-from asyncproducer.core.batch cimport ProducerBatch, batch_upper_bound
+from asyncproducer.core.batch cimport ProducerBatch, batch_upper_bound, octets_at, size_of
 from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery
 from asyncproducer.core.partitioner cimport BuiltInPartitioner
@@ -28,6 +28,8 @@ cdef class TopicState:
     cdef public Py_ssize_t queued_batches
     cdef public double load_at
     cdef public ProducerBatch sticky
+    cdef public long long unsaid
+    cdef public long long room
 
 
 @cython.final
@@ -85,7 +87,13 @@ cdef class Accumulator:
     cdef public Delivery last
     cdef dict _node_times
 
-    @cython.locals(batch=ProducerBatch, before=Py_ssize_t, delivery=Delivery, used=Delivery)
+    @cython.locals(
+        batch=ProducerBatch,
+        before=Py_ssize_t,
+        delivery=Delivery,
+        key_size=Py_ssize_t,
+        value_size=Py_ssize_t,
+    )
     cpdef Delivery append_open(
         self,
         TopicState topic,
@@ -106,7 +114,11 @@ cdef class Accumulator:
     ) except -1
 
     @cython.locals(size=Py_ssize_t)
-    cdef object _stick(self, TopicState topic, ProducerBatch batch, Py_ssize_t before)
+    cdef bint _count(self, TopicState topic, ProducerBatch batch, Py_ssize_t before) except -1
+    @cython.locals(size=cython.longlong, partitioner=BuiltInPartitioner)
+    cdef bint _tell(self, TopicState topic, ProducerBatch batch) except -1
+    @cython.locals(batch=ProducerBatch)
+    cdef bint _unstick(self, TopicState topic) except -1
 
     @cython.locals(queue=PartitionQueue, batch=ProducerBatch)
     cdef ProducerBatch _with_room(self, TopicState topic, Py_ssize_t partition, Py_ssize_t size)

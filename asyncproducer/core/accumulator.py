@@ -41,9 +41,11 @@ from asyncproducer.errors import AbortedError, DeliveryError, DeliveryTimeout
 if TYPE_CHECKING:
     from asyncproducer.core.bulk import Rows
 
-    # Where this module is compiled, this is a C function, see accumulator.pxd.
+    # Where this module is compiled, these are C functions, see accumulator.pxd.
     COMPILED: bool
     Py_REFCNT: Any
+    octets_at: Any
+    size_of: Any
 
 __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
 
@@ -167,6 +169,10 @@ class TopicState:
         #: The batch that records without a partition go to, as long as it is open. None: ask
         #: the partitioner.
         self.sticky: ProducerBatch | None = None
+        #: Bytes that `sticky` has got and the partitioner has not heard of, and with how many of
+        #: them it hears: sooner it would make no new choice.
+        self.unsaid = 0
+        self.room = 0
 
 
 class Accumulator:
@@ -271,8 +277,8 @@ class Accumulator:
                     queue.sequences.maybe_forgotten = True
                     for batch in queue.in_flight:
                         batch.sent_to = GONE
+        self._unstick(state)
         state.view = view
-        state.sticky = None
         state.partition_count = view.partition_count
         state.known = True
         missing = view.partition_count - len(state.queues)
@@ -289,7 +295,7 @@ class Accumulator:
         if state is None:
             return
         state.known = False
-        state.sticky = None
+        self._unstick(state)
         # The partitions stay, without leaders: what is queued waits for the topic to return.
         state.view = TopicMetadata(
             name=name,
@@ -362,27 +368,41 @@ class Accumulator:
     ) -> Delivery | None:
         """`append`, where that is no more than writing into an open batch; else None.
 
-        The way of nearly every record. Nothing becomes due here, so it needs no time. `size`
-        is that of key, value and headers together.
+        The way of nearly every record. Nothing becomes due here, so it needs no time. Key and
+        value are bytes or None, `size` is that of key, value and headers together.
         """
         batch = self._with_room(topic, partition, size)
         if batch is None:
             return None
-        used: Delivery | None = None
+        before = batch.size
+        delivery: Delivery | None
         if COMPILED:  # pragma: no cover - coverage sees no C
+            key_size = size_of(key)
+            value_size = size_of(value)
+            if not batch.append_fields(
+                timestamp,
+                key_size,
+                octets_at(key),
+                value_size,
+                octets_at(value),
+                size_of(headers),
+                octets_at(headers),
+            ):
+                return None
             # A loop that keeps none of its deliveries needs one: what we have, and this name for
             # it, are all the references that there are.
-            used = self.last
-            if used is not None and Py_REFCNT(used) > 2:
-                used = None
-        before = batch.size
-        delivery = batch.try_append(timestamp, key, value, headers, used)
-        if delivery is None:
-            return None
-        if COMPILED and used is None:  # pragma: no cover - coverage sees no C
-            self.last = delivery
+            delivery = self.last
+            if delivery is None or Py_REFCNT(delivery) > 2:
+                delivery = batch.delivery(batch.count - 1, timestamp, key_size, value_size)
+                self.last = delivery
+            else:
+                delivery.point(batch, batch.count - 1, timestamp, key_size, value_size)
+        else:
+            delivery = batch.try_append(timestamp, key, value, headers)
+            if delivery is None:
+                return None
         if partition < 0:
-            self._stick(topic, batch, before)
+            self._count(topic, batch, before)
         return delivery
 
     def append_row(self, topic: TopicState, partition: int, rows: Rows) -> ProducerBatch | None:
@@ -402,7 +422,7 @@ class Accumulator:
         ):
             return None
         if partition < 0:
-            self._stick(topic, batch, before)
+            self._count(topic, batch, before)
         return batch
 
     def append_run(self, topic: TopicState, rows: Rows, row: int, end: int, most: int) -> int:
@@ -416,7 +436,7 @@ class Accumulator:
         if batch is None or not batch.is_open or self._codec is not None:
             return row
         before = batch.size
-        limit = before + topic.partitioner.room(batch.ripe)
+        limit = before + topic.partitioner.room(batch.ripe) - topic.unsaid
         if batch.easy < limit:
             limit = batch.easy
         name = rows.topic
@@ -439,15 +459,34 @@ class Accumulator:
             rows.place(row, batch, batch.count - 1)
             row += 1
         if batch.size > before:
-            self._stick(topic, batch, before)
+            self._count(topic, batch, before)
         return row
 
-    def _stick(self, topic: TopicState, batch: ProducerBatch, before: int) -> None:
-        """The sticky partition has grown from `before` bytes."""
+    def _count(self, topic: TopicState, batch: ProducerBatch, before: int) -> None:
+        """The sticky batch has grown from `before` bytes."""
         size = batch.size - before
         if self._codec is not None:
             size = batch.on_the_wire(size)
-        if topic.partitioner.update(batch.partition, size, topic.view, batch.ripe):
+        topic.unsaid += size
+        if topic.unsaid >= topic.room:
+            self._tell(topic, batch)
+
+    def _tell(self, topic: TopicState, batch: ProducerBatch) -> None:
+        """Let the partitioner know what the sticky batch has got, and perhaps choose anew."""
+        size, topic.unsaid = topic.unsaid, 0
+        partitioner = topic.partitioner
+        if partitioner.update(batch.partition, size, topic.view, batch.ripe):
+            topic.sticky = None
+        else:
+            topic.room = partitioner.room(batch.ripe)
+
+    def _unstick(self, topic: TopicState) -> None:
+        """Ask the partitioner for the next record's partition: it is to know all of this one."""
+        batch = topic.sticky
+        if batch is not None:
+            # Whatever the batch is now, with so little there was no choice to make.
+            topic.partitioner.update(batch.partition, topic.unsaid, topic.view, False)
+            topic.unsaid = 0
             topic.sticky = None
 
     def _with_room(self, topic: TopicState, partition: int, size: int) -> ProducerBatch | None:
@@ -473,6 +512,7 @@ class Accumulator:
         queue = topic.queues[topic.partitioner.peek(topic.view)]
         if queue is not None:
             topic.sticky = queue.open
+            topic.room = 0
         return topic.sticky
 
     def append(
@@ -495,6 +535,8 @@ class Accumulator:
         if not topic.known:
             topic = self._revive(topic)
         sticky = partition < 0
+        if sticky:
+            self._unstick(topic)
         while True:
             if sticky:
                 partition = topic.partitioner.peek(topic.view)
@@ -575,6 +617,7 @@ class Accumulator:
         news = ripe and not batch.ripe
         batch.widen(batch.memory, ripe)
         if news:
+            queue.topic.room = 0
             self._touch(queue, now)
         return True
 
@@ -634,6 +677,7 @@ class Accumulator:
             self._update_load(topic, now)
         switched = topic.partitioner.update(queue.partition, size, topic.view, batch.is_full())
         topic.sticky = None if switched else batch
+        topic.room = 0
 
     def _close_tail(self, queue: PartitionQueue, now: float) -> None:
         batch = queue.open
@@ -646,7 +690,7 @@ class Accumulator:
         batch.close()
         queue.open = None
         if queue.topic.sticky is batch:
-            queue.topic.sticky = None
+            self._unstick(queue.topic)
 
     def _update_load(self, topic: TopicState, now: float) -> None:
         """Tell the partitioner how long the queues are (KIP-794, adaptive)."""

@@ -189,7 +189,6 @@ cdef class ProducerBatch(Outcome):
         object key,
         object value,
         bytes headers,
-        Delivery used=*,
     )
 
     @cython.locals(

@@ -400,17 +400,14 @@ class ProducerBatch(Outcome):
         key: Any,
         value: Any,
         headers: bytes,
-        used: Delivery | None = None,
     ) -> Delivery | None:
         """Write a record, or return None if the batch is closed or has no room for it.
 
         The first record always fits. `key` and `value` are bytes-like or None, `headers`
-        comes from `encode_headers`, `timestamp` is ms. `used`: see `Outcome.delivery`.
+        comes from `encode_headers`, `timestamp` is ms.
         """
         if not self.is_open:
             return None
-        key_size = -1 if key is None else len(key)
-        value_size = -1 if value is None else len(value)
         if COMPILED:  # pragma: no cover - coverage sees no C
             # As bytes: their pointers are what goes on from here.
             if key is not None and type(key) is not bytes:
@@ -436,7 +433,7 @@ class ProducerBatch(Outcome):
                 timestamp, key_size, key, value_size, value, len(headers), headers
             ):
                 return None
-        return self.delivery(self.count - 1, timestamp, key_size, value_size, used)
+        return self.delivery(self.count - 1, timestamp, key_size, value_size)
 
     def append_fields(
         self,

@@ -2,6 +2,9 @@
 cimport cython
 
 
+cdef enum:
+    COMPILED = 1
+
 cdef class Delivery
 cdef class Waiter
 
@@ -33,12 +36,7 @@ cdef class Outcome:
     cpdef object add_fence(self, object fence)
     @cython.locals(delivery=Delivery)
     cpdef Delivery delivery(
-        self,
-        Py_ssize_t index,
-        long long timestamp,
-        Py_ssize_t key_size,
-        Py_ssize_t value_size,
-        Delivery used=*,
+        self, Py_ssize_t index, long long timestamp, Py_ssize_t key_size, Py_ssize_t value_size
     )
     cpdef tuple _part(self, Py_ssize_t index)
     cdef object _announce(self)
@@ -53,6 +51,14 @@ cdef class Delivery:
     cdef Py_ssize_t _value_size
     cdef bint _observed
 
+    cdef void point(
+        self,
+        Outcome outcome,
+        Py_ssize_t index,
+        long long timestamp,
+        Py_ssize_t key_size,
+        Py_ssize_t value_size,
+    ) noexcept
     cdef Outcome _resolve(self)
     @cython.locals(outcome=Outcome, waiter=Waiter)
     cpdef Waiter waiter(self)

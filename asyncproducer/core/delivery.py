@@ -16,7 +16,7 @@ it has `call_soon`, no more.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncproducer.errors import (
     DeliveryError,
@@ -27,6 +27,10 @@ from asyncproducer.errors import (
 )
 from asyncproducer.logs import guarded
 from asyncproducer.records import RecordMetadata
+
+# ruff: noqa: F821 (names that delivery.pxd brings in where this module is compiled)
+if TYPE_CHECKING:
+    COMPILED: bool
 
 __all__ = [
     "ACKNOWLEDGED",
@@ -39,6 +43,10 @@ __all__ = [
     "Waiter",
     "raise_later",
 ]
+
+#: Whether this module runs compiled, which C knows as a constant: what the other case needs is not
+#: even there. A file that Python loads from source ends in .py.
+globals()["COMPILED"] = not __file__.endswith(".py")
 
 logger = guarded("asyncproducer")
 
@@ -242,30 +250,10 @@ class Outcome:
             self.fences = []
         self.fences.append(fence)
 
-    def delivery(
-        self,
-        index: int,
-        timestamp: int,
-        key_size: int,
-        value_size: int,
-        used: Delivery | None = None,
-    ) -> Delivery:
-        """The handle of the record at `index`. Sizes are bytes, -1 for null.
-
-        `used` is one that nobody has any more: it becomes the new one.
-        """
-        if used is None:
-            delivery = Delivery.__new__(Delivery)
-            delivery._outcome = self
-        else:
-            delivery = used
-            if delivery._outcome is not self:
-                delivery._outcome = self
-        delivery._index = index
-        delivery._timestamp = timestamp
-        delivery._key_size = key_size
-        delivery._value_size = value_size
-        delivery._observed = False
+    def delivery(self, index: int, timestamp: int, key_size: int, value_size: int) -> Delivery:
+        """The handle of the record at `index`. Sizes are bytes, -1 for null."""
+        delivery = Delivery.__new__(Delivery)
+        delivery.point(self, index, timestamp, key_size, value_size)
         return delivery
 
     def _part(self, index: int) -> tuple[int, Outcome]:
@@ -332,6 +320,18 @@ class Delivery:
     _key_size: int
     _value_size: int
     _observed: bool
+
+    def point(
+        self, outcome: Outcome, index: int, timestamp: int, key_size: int, value_size: int
+    ) -> None:
+        """Be the handle of this record from now on: a new one, or one that nobody has any more."""
+        if not COMPILED or self._outcome is not outcome:
+            self._outcome = outcome
+        self._index = index
+        self._timestamp = timestamp
+        self._key_size = key_size
+        self._value_size = value_size
+        self._observed = False
 
     def _resolve(self) -> Outcome:
         """The outcome that decides about this record now: follows splits."""
