@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
-from asyncproducer.bench.peers import Job, Peer, Result, Send
+from asyncproducer.bench.peers import Job, Peer, Result
 from asyncproducer.bench.workloads import Case, Load, payloads
 
 __all__ = ["LOADS", "Meter", "peak_rss_mib", "percentile", "values_of", "warm_up"]
@@ -153,14 +153,22 @@ def _documents(case: Case) -> list[dict[str, Any]]:
     return [{"id": n, "text": text.decode()} for n, text in enumerate(payloads(case))]
 
 
-def _targets(peer: Peer, job: Job) -> list[Send]:
+#: A topic, and what else the case names for a record of it.
+_Target: TypeAlias = tuple[str, dict[str, Any]]
+
+
+def _targets(job: Job) -> list[_Target]:
     case = job.case
-    headers = [(f"header-{n}", b"some value") for n in range(case.headers)] or None
-    partitions = range(case.partitions) if case.run_length else [None]
-    return [peer.enqueue_to(t, p, headers) for t in job.topics for p in partitions]
+    given: dict[str, Any] = {}
+    if case.headers:
+        given["headers"] = [(f"header-{n}", b"some value") for n in range(case.headers)]
+    if not case.run_length:
+        return [(topic, given) for topic in job.topics]
+    partitions = range(case.partitions)
+    return [(topic, {"partition": p, **given}) for topic in job.topics for p in partitions]
 
 
-def _runs(targets: list[Send], case: Case, records: int) -> Iterator[tuple[Send, int]]:
+def _runs(targets: list[_Target], case: Case, records: int) -> Iterator[tuple[_Target, int]]:
     """To which target how many records in a row go."""
     if not case.run_length:
         yield targets[0], records
@@ -174,15 +182,23 @@ def _runs(targets: list[Send], case: Case, records: int) -> Iterator[tuple[Send,
 
 async def _fill(peer: Peer, job: Job, records: int) -> None:
     values = values_of(job.case)
-    targets = _targets(peer, job)
+    targets = _targets(job)
+    enqueue = peer.enqueue
     async for share in _transactions(peer, job.case, records):
-        for enqueue, count in _runs(targets, job.case, share):
-            if peer.blocking:
+        for (topic, given), count in _runs(targets, job.case, share):
+            # The loop that a user would write: nothing between it and the producer's method.
+            if given and peer.blocking:
                 for value in islice(values, count):
-                    enqueue(value)
+                    enqueue(topic, value, **given)
+            elif given:
+                for value in islice(values, count):
+                    await enqueue(topic, value, **given)
+            elif peer.blocking:
+                for value in islice(values, count):
+                    enqueue(topic, value)
             else:
                 for value in islice(values, count):
-                    await enqueue(value)
+                    await enqueue(topic, value)
     await peer.flush()
 
 
@@ -306,7 +322,7 @@ async def rate(peer: Peer, job: Job) -> Result:
 async def exhaust(peer: Peer, job: Job) -> Result:
     """Tasks enqueue without a pause, for a time. Tells how evenly they got room."""
     case = job.case
-    enqueue, values = _targets(peer, job)[0], values_of(case)
+    topic, enqueue, values = job.topics[0], peer.enqueue, values_of(case)
     # By task: nothing is kept for each record, since the memory is what is measured.
     counts: list[int] = []
     longest: list[float] = []
@@ -315,7 +331,7 @@ async def exhaust(peer: Peer, job: Job) -> Result:
     async def greedy() -> None:
         count, most = 0, 0.0
         while (before := perf_counter()) < end:
-            await enqueue(next(values))
+            await enqueue(topic, next(values))
             most = max(most, perf_counter() - before)
             count += 1
             if count % 100 == 0:
@@ -365,11 +381,11 @@ def _arrow(case: Case) -> Any:
 async def rows(peer: Peer, job: Job) -> Result:
     """A table's rows, as Python objects, through the enqueue loop. Making the objects counts."""
     table = _arrow(job.case)
-    enqueue = peer.enqueue_to(job.topics[0], None, None)
+    topic, enqueue = job.topics[0], peer.enqueue
     meter = Meter()
     for batch in table.to_batches(10_000):
         for key, value in zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True):
-            entered = enqueue(value, key=key)
+            entered = enqueue(topic, value, key=key)
             if not peer.blocking:
                 await entered
     await peer.flush()

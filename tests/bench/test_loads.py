@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,25 +28,26 @@ class Recorder:
         self.got: list[tuple[str, int | None, Any]] = []
         self.headers: Any = None
         self.flushed = 0
+        self.enqueue = self._plain_or_not(self._enqueue)
+
+    def _enqueue(
+        self, topic: str, value: Any, partition: int | None = None, headers: Any = None
+    ) -> None:
+        self.headers = headers
+        self.got.append((topic, partition, value))
 
     async def start(self, job: Job) -> None:
         raise NotImplementedError
 
-    def enqueue_to(
-        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
-    ) -> Send:
-        self.headers = headers
-        return self._plain_or_not(lambda value: self.got.append((topic, partition, value)))
-
     def _plain_or_not(self, function: Callable[..., None]) -> Send:
-        async def later(*given: Any) -> None:
+        async def later(*given: Any, **named: Any) -> None:
             await asyncio.sleep(0)
-            function(*given)
+            function(*given, **named)
 
         return function if self.blocking else later
 
     def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
-        return self.enqueue_to(topic, None, None)
+        return partial(self.enqueue, topic)
 
     def watch(self, topic: str) -> Callable[[Any, Callable[[], object]], Any]:
         def enqueue(value: Any, done: Callable[[], object]) -> None:

@@ -30,7 +30,8 @@ __all__ = [
 #: What a measurement found: numbers by metric, and "version".
 Result: TypeAlias = dict[str, Any]
 
-#: Takes a value, and perhaps key=; awaited by those that are not blocking.
+#: Takes topic and value, and perhaps key=, headers= or partition=; awaited by those that are not
+#: blocking.
 Send: TypeAlias = Callable[..., Any]
 
 
@@ -53,15 +54,12 @@ class Peer(Protocol):
     version: str
     #: Whether its calls block instead of being awaited.
     blocking: bool
+    #: From `start` on: buffers a value of a topic. Awaited, it gives the future of its
+    #: acknowledgement. The producer's own method, where that does it.
+    enqueue: Send
 
     async def start(self, job: Job) -> None:
         """Connects, and asks for what the first records would wait for."""
-        ...
-
-    def enqueue_to(
-        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
-    ) -> Send:
-        """A function that buffers a value; awaited, it gives the future of its acknowledgement."""
         ...
 
     def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiokafka
 
-from asyncproducer.bench.peers import Job, Result, Send
+from asyncproducer.bench.peers import Job, Result
 from asyncproducer.bench.workloads import GROUP, LINGER_MS
 from asyncproducer.serializers import json_serializer
 
@@ -38,17 +38,10 @@ class AioKafka:
             **options,
         )
         self._place = aiokafka.TopicPartition(job.topics[0], 0)
+        self.enqueue = self._producer.send
         await self._producer.start()
         for topic in job.topics:
             await self._producer.partitions_for(topic)
-
-    def enqueue_to(
-        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
-    ) -> Send:
-        """See Peer."""
-        named: dict[str, Any] = {"partition": partition, "headers": headers}
-        given = {name: value for name, value in named.items() if value is not None}
-        return partial(self._producer.send, topic, **given)
 
     def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
         """See Peer."""

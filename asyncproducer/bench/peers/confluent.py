@@ -55,8 +55,8 @@ class Confluent:
         """See Peer."""
         self._json = job.case.json
         self._failed: list[Any] = []
-        self._until_poll = _POLL_EVERY
         self._producer = confluent_kafka.Producer(_configuration(job))
+        self.enqueue = self._buffering()
         self._producer.list_topics(job.topics[0], timeout=30)
         if job.case.transaction:
             self._producer.init_transactions(30)
@@ -71,27 +71,24 @@ class Confluent:
         if error is not None:
             self._failed.append(error)
 
-    def enqueue_to(
-        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
-    ) -> Send:
-        """See Peer."""
-        named: dict[str, Any] = {"partition": partition, "headers": headers}
-        given = {name: value for name, value in named.items() if value is not None}
-        produce = partial(self._producer.produce, topic, on_delivery=self._on_delivery, **given)
-        poll = self._producer.poll
+    def _buffering(self) -> Send:
+        produce, poll, on_delivery = self._producer.produce, self._producer.poll, self._on_delivery
+        serialize = json_serializer if self._json else None
+        until_poll = _POLL_EVERY
 
-        def enqueue(value: Any, key: Any = None) -> None:
-            if self._json:
-                value = json_serializer(value)
+        def enqueue(topic: str, value: Any, **named: Any) -> None:
+            nonlocal until_poll
+            if serialize is not None:
+                value = serialize(value)
             while True:
                 try:
-                    produce(value=value, key=key)
+                    produce(topic, value, on_delivery=on_delivery, **named)
                     break
                 except BufferError:
                     poll(0.1)
-            self._until_poll -= 1
-            if not self._until_poll:
-                self._until_poll = _POLL_EVERY
+            until_poll -= 1
+            if not until_poll:
+                until_poll = _POLL_EVERY
                 poll(0)
 
         return enqueue
@@ -164,15 +161,12 @@ class ConfluentAio(Plain):
 
         self._producer = AIOProducer(_configuration(job))
         self._unacknowledged: deque[asyncio.Future[Any]] = deque()
+        self.enqueue = self._buffering()
 
-    def enqueue_to(
-        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
-    ) -> Send:
-        """See Peer."""
-        produce = self._producer.produce
-        unacknowledged = self._unacknowledged
+    def _buffering(self) -> Send:
+        produce, unacknowledged = self._producer.produce, self._unacknowledged
 
-        async def enqueue(value: Any) -> asyncio.Future[Any]:
+        async def enqueue(topic: str, value: Any) -> asyncio.Future[Any]:
             future = await produce(topic, value)
             unacknowledged.append(future)
             if len(unacknowledged) > _MOST_UNACKNOWLEDGED:

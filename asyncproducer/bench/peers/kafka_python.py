@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import kafka
 
-from asyncproducer.bench.peers import Job, Plain, Result, Send
+from asyncproducer.bench.peers import Job, Plain, Result
 from asyncproducer.bench.workloads import LINGER_MS
 from asyncproducer.serializers import json_serializer
 
@@ -36,16 +35,9 @@ class KafkaPython(Plain):
             compression_type=None if case.codec == "none" else case.codec,
             **options,
         )
+        self.enqueue = self._producer.send
         for topic in job.topics:
             self._producer.partitions_for(topic)
-
-    def enqueue_to(
-        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
-    ) -> Send:
-        """See Peer."""
-        named: dict[str, Any] = {"partition": partition, "headers": headers}
-        given = {name: value for name, value in named.items() if value is not None}
-        return partial(self._producer.send, topic, **given)
 
     def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
         """See Peer."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import asyncproducer
-from asyncproducer.bench.peers import Job, Result, Send
+from asyncproducer.bench.peers import Job, Result
 from asyncproducer.bench.workloads import GROUP, LINGER_MS
 from asyncproducer.options import Options
 from asyncproducer.producer import Producer
@@ -41,15 +41,8 @@ class Ours:
         )
         self._place = TopicPartition(job.topics[0], 0)
         await self.producer.start()
+        self.enqueue = self.producer.enqueue
         await self.producer.warm_up(*job.topics)
-
-    def enqueue_to(
-        self, topic: str, partition: int | None, headers: list[tuple[str, bytes]] | None
-    ) -> Send:
-        """See Peer."""
-        named: dict[str, Any] = {"partition": partition, "headers": headers}
-        given = {name: value for name, value in named.items() if value is not None}
-        return partial(self.producer.enqueue, topic, **given)
 
     def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
         """See Peer."""
