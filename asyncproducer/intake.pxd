@@ -26,6 +26,82 @@ cdef bytes NO_HEADERS
 
 cdef extern from *:
     """
+    /* The processor's own counter. It is read without waiting for what comes before, which is most
+       of what a clock takes; none in use as a clock counts slower than a quarter of a GHz. Another
+       processor's may be behind: then it says that much has passed, and the clock is asked. */
+    #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+    #define c_counter() ((unsigned long long)__builtin_ia32_rdtsc())
+    #define MOST_NS_PER_COUNT 4
+    #elif defined(_MSC_VER) && (defined(_M_X64) || defined(_M_IX86))
+    #include <intrin.h>
+    #define c_counter() ((unsigned long long)__rdtsc())
+    #define MOST_NS_PER_COUNT 4
+    #else
+    /* Each time is asked for. */
+    #define c_counter() 0ULL
+    #define MOST_NS_PER_COUNT 1000001
+    #endif
+    """
+    unsigned long long c_counter() noexcept nogil
+    const long long MOST_NS_PER_COUNT
+
+cdef extern from *:
+    """
+    /* Nearly each call of `enqueue` and `send` has topic and value, no more. It needs no look for
+       what else it could have: for each of that, None's references would be counted up and down.
+       All others are the function's own. */
+    static vectorcallfunc whole_enqueue, whole_send;
+    static PyTypeObject *front_type;
+    static PyObject *(*plain_front)(PyObject *, PyObject *, PyObject *, int);
+
+    static int is_plain(PyObject *const *args, size_t count, PyObject *names)
+    {
+        return names == NULL && PyVectorcall_NARGS(count) == 3
+            && (Py_TYPE(args[0])->tp_base == front_type || PyObject_TypeCheck(args[0], front_type));
+    }
+
+    static PyObject *call_enqueue(PyObject *f, PyObject *const *args, size_t count, PyObject *names)
+    {
+        if (is_plain(args, count, names))
+            return plain_front(args[0], args[1], args[2], 0);
+        return whole_enqueue(f, args, count, names);
+    }
+
+    static PyObject *call_send(PyObject *f, PyObject *const *args, size_t count, PyObject *names)
+    {
+        if (is_plain(args, count, names))
+            return plain_front(args[0], args[1], args[2], 1);
+        return whole_send(f, args, count, names);
+    }
+
+    /* CPython's own place for how an object is called. */
+    static vectorcallfunc replace_call(PyObject *type, const char *name, vectorcallfunc call)
+    {
+        vectorcallfunc *place, whole;
+        PyObject *function = PyDict_GetItemString(((PyTypeObject *)type)->tp_dict, name);
+        if (function == NULL || !PyType_HasFeature(Py_TYPE(function), Py_TPFLAGS_HAVE_VECTORCALL))
+            return NULL;
+        place = (vectorcallfunc *)((char *)function + Py_TYPE(function)->tp_vectorcall_offset);
+        whole = *place;
+        if (whole != NULL)
+            *place = call;
+        return whole;
+    }
+
+    static void install_calls(
+        PyObject *front, PyObject *(*plain)(PyObject *, PyObject *, PyObject *, int)
+    )
+    {
+        front_type = (PyTypeObject *)front;
+        plain_front = plain;
+        whole_enqueue = replace_call(front, "enqueue", call_enqueue);
+        whole_send = replace_call(front, "send", call_send);
+    }
+    """
+    void install_calls(object front, object (*plain)(object, object, object, bint))
+
+cdef extern from *:
+    """
     /* What `await` calls where a type has it, and the cheapest way to give it a value: Cython has
        no name for this slot. From CPython 3.12 on, `await` itself goes by `__next__`. */
     static PyTypeObject *entry_waiter_type, *entry_delivery_type, *entry_metadata_type;
@@ -83,7 +159,7 @@ cdef class Entry:
     cdef bint _begun
     cdef bint _sends
 
-    @cython.locals(intake=Intake, delivery=Delivery)
+    @cython.locals(delivery=Delivery)
     cdef object _begin(self)
     @cython.locals(intake=Intake)
     cdef Delivery _enter(self)
@@ -115,6 +191,13 @@ cdef class Front:
     cdef public Intake _intake
 
 
+# What Front's methods do with topic and value alone, for install_calls.
+cdef inline object plain_call(object front, object topic, object value, bint sends):
+    if (<Front>front)._intake is None:
+        return front._not_yet()
+    return _new_entry(sends, (<Front>front)._intake, topic, value, None, None, None, None)
+
+
 @cython.final
 cdef class Intake:
     cdef public Accumulator accumulator
@@ -122,6 +205,9 @@ cdef class Intake:
     cdef bint _open
     cdef bint _in_turn
     cdef unsigned long _thread
+    cdef unsigned long long _counter
+    cdef unsigned long long _ms_lasts
+    cdef long long _ms
     cdef bint _plain_time
     cdef object _last_topic
     cdef TopicState _last_state
@@ -224,4 +310,6 @@ cdef class Intake:
     cdef Delivery enter_open(self, object topic, object value, object key)
     cdef bint _somebody_waits(self) noexcept
     cdef bint _here(self) noexcept
+    @cython.locals(counter=cython.ulonglong, nanoseconds=cython.longlong)
+    cdef long long _today(self) noexcept
     cdef double _now(self) except? -1

@@ -75,14 +75,18 @@ if TYPE_CHECKING:
 
     # Where this module is compiled, these are C functions, see intake.pxd.
     COMPILED: bool
+    MOST_NS_PER_COUNT: int
     Py_REFCNT: Any
     begin_entry: Any
+    c_counter: Any
     c_get_ident: Any
     c_monotonic: Any
     c_time_ns: Any
     dict_size: Any
-    size_of: Any
+    install_calls: Any
     install_send: Any
+    plain_call: Any
+    size_of: Any
 
 # ruff: noqa: F821 (names that intake.pxd brings in where this module is compiled)
 
@@ -272,19 +276,24 @@ class Entry:
         if self._begun:
             return self._sleep() if self._inner is None else self._inner
         self._begun = True
-        intake = self._intake
-        delivery: Delivery | None = None
-        if self._headers is None and self._rest is None:
-            delivery = intake.enter_open(self._topic, self._value, self._key)
-        if delivery is None:
+        delivery: Delivery | None
+        if self._headers is not None or self._rest is not None:
             delivery = self._enter()
+        else:
+            if self._key is None:
+                # Without a name for it: names are counted, and nearly all here are for None.
+                delivery = self._intake.enter_open(self._topic, self._value, None)
+            else:
+                delivery = self._intake.enter_open(self._topic, self._value, self._key)
             if delivery is None:
-                return self._inner
+                delivery = self._enter()
+        if delivery is None:
+            return self._inner
         self._value = None
         if self._key is not None:
             self._key = None
         if not self._sends:
-            intake.spare = self
+            self._intake.spare = self
             return delivery
         self._delivery = delivery
         return self._sleep()
@@ -381,15 +390,11 @@ def _new_entry(
     partition: Any,
     timestamp: Any,
 ) -> Entry:
-    entry: Entry | None = None
-    if COMPILED:  # pragma: no cover - coverage sees no C
-        # A loop of sends needs one Entry: the last one, if nobody has kept it.
-        entry = intake.spare
-        if entry is not None:
-            intake.spare = None
-            if Py_REFCNT(entry) > 1:
-                entry = None
-    if entry is None:
+    # A loop of sends needs one Entry: the last one, if nobody has kept it.
+    entry = intake.spare
+    if entry is not None:
+        intake.spare = None
+    if not COMPILED or entry is None or Py_REFCNT(entry) > 1:
         entry = Entry.__new__(Entry)
         entry._intake = intake
         entry._topic = entry._key = entry._headers = entry._rest = None
@@ -447,6 +452,9 @@ class Intake:
         # each of its turns; until it turns again, the thread tells.
         self._in_turn = False
         self._thread = 0
+        #: The last time that was asked for, the processor's counter before that, and how far it
+        #: goes at least until the millisecond is over.
+        self._ms = self._counter = self._ms_lasts = 0
         #: An Entry that has done its work.
         self.spare: Entry | None = None
         #: A task that filled several batches in a row and shall let the loop turn.
@@ -624,10 +632,7 @@ class Intake:
         taken = self._taken + size + _BYTES_PER_RECORD
         if taken > _BYTES_PER_TURN or size > self._certain_size:
             return None
-        if COMPILED:  # pragma: no cover - coverage sees no C
-            when = c_time_ns() // 1_000_000
-        else:
-            when = time_ns() // 1_000_000
+        when = self._today()
         delivery = self.accumulator.append_open(state, place, when, key, value, NO_HEADERS, size)
         if delivery is not None:
             self._taken = taken
@@ -658,6 +663,22 @@ class Intake:
         self._taken = 0
         # It holds its batch, whose end is told when nobody can ask for it any more.
         self.accumulator.last = None
+
+    def _today(self) -> int:
+        """The time in ms since 1970.
+
+        To ask the system takes as long as to write a record, so the processor's counter is asked
+        whether this millisecond can have ended at all, where there is one.
+        """
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            counter = c_counter()
+            if counter - self._counter >= self._ms_lasts:
+                nanoseconds = c_time_ns()
+                self._ms = nanoseconds // 1_000_000
+                self._counter = counter
+                self._ms_lasts = (1_000_000 - nanoseconds % 1_000_000) // MOST_NS_PER_COUNT
+            return self._ms
+        return time_ns() // 1_000_000
 
     def _now(self) -> float:
         if COMPILED and self._plain_time:  # pragma: no cover - coverage sees no C
@@ -739,10 +760,7 @@ class Intake:
         if size > self._certain_size:
             self._check_size(topic, key, value, headers)
         if timestamp is None:
-            if COMPILED:  # pragma: no cover - coverage sees no C
-                when = c_time_ns() // 1_000_000
-            else:
-                when = time_ns() // 1_000_000
+            when = self._today()
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
             when = timestamp_ms(timestamp)
             self._check_open(openings)
@@ -798,10 +816,7 @@ class Intake:
         row = first
         if self._interceptors or self._serializes or self.partitioner is not None:
             return row
-        if COMPILED:  # pragma: no cover - coverage sees no C
-            rows.now = c_time_ns() // 1_000_000
-        else:
-            rows.now = time_ns() // 1_000_000
+        rows.now = self._today()
         accumulator = self.accumulator
         topic: Any = None
         state: TopicState | None = None
@@ -1488,6 +1503,9 @@ class Front:
         """There is no intake before the start. Raises when it is awaited."""
         raise NotImplementedError
 
+
+if COMPILED:  # pragma: no cover - coverage sees no C
+    install_calls(Front, plain_call)
 
 for _method in (Front.send, Front.enqueue):
     # What wants a coroutine function, as Starlette's background tasks do, shall find one.

@@ -237,7 +237,7 @@ cdef class ProducerBatch(Outcome):
         Py_ssize_t limit,
         Py_ssize_t most,
     ) except -1
-    @cython.locals(buffer=bytearray, larger=bytearray, room=Py_ssize_t)
+    @cython.locals(buffer=bytearray, larger=bytearray, room=Py_ssize_t, spares=SpareBuffers)
     cdef bytearray _make_room(self, Py_ssize_t written, Py_ssize_t needed)
     @cython.locals(buffer=bytearray)
     cdef object _give_buffer_back(self)

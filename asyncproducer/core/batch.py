@@ -610,13 +610,14 @@ class ProducerBatch(Outcome):
             room = self.capacity
         if needed > room:
             room = needed
-        larger = None if self._spares is None else self._spares.take(room)
-        if larger is None:
+        spares = self._spares
+        larger = None if spares is None else spares.take(room)
+        if spares is None or larger is None:
             PyByteArray_Resize(buffer, room)
             return buffer  # type: ignore[no-any-return]
         memcpy(PyByteArray_AS_STRING(larger), PyByteArray_AS_STRING(buffer), written)
         self.buffer = larger
-        self._spares.put(buffer)
+        spares.put(buffer)
         return larger
 
     def close(self) -> None:
