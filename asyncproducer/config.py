@@ -309,8 +309,9 @@ class ProducerConfig(
         "0, which means never to librdkafka alone, is an error.",
     )
     send_buffer_bytes: int = _option(
-        131_072, BUFFER_SIZE, "SO_SNDBUF of the sockets. -1: as the system has it."
-    )
+        -1, BUFFER_SIZE, "SO_SNDBUF of the sockets. -1: as the system has it, which lets it grow. "
+        "Java's 131072 holds a far broker's connection down, and costs more and smaller writes."
+    )  # fmt: skip
     receive_buffer_bytes: int = _option(
         32_768, BUFFER_SIZE, "SO_RCVBUF of the sockets. -1: as the system has it."
     )

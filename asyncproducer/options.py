@@ -171,7 +171,9 @@ class Options(TypedDict, total=False):
     """
 
     send_buffer_bytes: int
-    """SO_SNDBUF of the sockets. -1: as the system has it."""
+    """SO_SNDBUF of the sockets. -1: as the system has it, which lets it grow. Java's 131072 holds a
+    far broker's connection down, and costs more and smaller writes.
+    """
 
     receive_buffer_bytes: int
     """SO_RCVBUF of the sockets. -1: as the system has it."""

@@ -69,7 +69,8 @@ JAVA_NUMBERS = [
     ("socket.connection.setup.timeout.ms", 10000, 0, INT64_MAX),
     ("socket.connection.setup.timeout.max.ms", 30000, 0, INT64_MAX),
     ("connections.max.idle.ms", 540000, -INT64_MAX - 1, INT64_MAX),
-    ("send.buffer.bytes", 131072, -1, INT32_MAX),
+    # Java's default is 131072.
+    ("send.buffer.bytes", -1, -1, INT32_MAX),
     ("receive.buffer.bytes", 32768, -1, INT32_MAX),
     ("metrics.num.samples", 2, 1, INT32_MAX),
     ("metrics.sample.window.ms", 30000, 0, INT64_MAX),
@@ -1039,18 +1040,22 @@ def test_javas_defaults_of_refused_options_ask_for_nothing() -> None:
     assert "not an option" in mapping_refusal({"ssl.provider": "None"})
 
 
-def test_a_dump_of_javas_defaults_asks_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+#: What a dump of Java's defaults asks for: it does mean something.
+ASKED: dict[str, Any] = {"send_buffer_bytes": 131072}
+
+
+def test_a_dump_of_javas_defaults_asks_for_no_more(caplog: pytest.LogCaptureFixture) -> None:
     dump = java_dump()
     written = {*dump, *JAVA_NULLS.split()}
     named = {name for name, *_ in JAVA_NUMBERS} | set(JAVA_OTHERS) | OURS_DIFFER
     assert {*named, *JAVA_REFUSED} - written == {"bootstrap.servers", "client.id"}
     nulls = dict.fromkeys(JAVA_NULLS.split())
     with caplog.at_level(logging.DEBUG):
-        assert mapped({**dump, **nulls}) == mapped(dump) == make()
+        assert mapped({**dump, **nulls}) == mapped(dump) == make(**ASKED)
     assert all("=true has no effect" in r.getMessage() for r in caplog.records)
     for protocol in ("SSL", "SASL_SSL"):
         config = mapped({**dump, **nulls, "security.protocol": protocol}, **sasl_of(protocol))
-        assert config == make(security_protocol=protocol, **sasl_of(protocol))
+        assert config == make(security_protocol=protocol, **sasl_of(protocol), **ASKED)
 
 
 def sasl_of(protocol: str) -> dict[str, Any]:
@@ -1066,7 +1071,7 @@ def test_a_dump_of_java_as_its_log_has_it() -> None:
     log |= {n: f"class {v}" for n, v in log.items() if n.startswith("sasl.oauthbearer.jwt.")}
     log["ssl.enabled.protocols"] = "[TLSv1.2, TLSv1.3]"
     log["bootstrap.servers"] = "[a:9092, [::1]:9092]"
-    assert mapped(log) == ProducerConfig("a:9092,[::1]:9092")
+    assert mapped(log) == ProducerConfig("a:9092,[::1]:9092", **ASKED)
 
 
 @pytest.mark.parametrize("name", [n for n in java_dump() if NAMES.by_dotted.get(n) not in OPTIONS])

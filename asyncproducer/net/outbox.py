@@ -15,7 +15,8 @@ from asyncproducer.core.primitives import Buffer
 
 __all__ = ["PIECE_BYTES", "Outbox"]
 
-#: As much as a socket takes at once by default (send_buffer_bytes).
+#: As much as a socket takes at once with Java's default of send_buffer_bytes. More made no
+#: difference where sockets took more.
 PIECE_BYTES = 128 * 1024
 
 #: To join this much, and to allocate what it is joined in, takes longer than another write.
