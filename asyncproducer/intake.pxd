@@ -233,6 +233,7 @@ cdef class Intake:
     cdef readonly Py_ssize_t openings
     cdef readonly Py_ssize_t serializing
     cdef bint _late
+    cdef bint _pouring
     cdef object _on_metadata_wait
     cdef bint _hash_keys
     cdef double _max_block

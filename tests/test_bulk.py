@@ -254,14 +254,14 @@ async def test_others_run_while_much_comes_in(cluster: EmbeddedCluster, new_prod
 
     def records() -> Iterator[bytes]:
         task = asyncio.create_task(others())
-        for _ in range(10_000):
+        for _ in range(20_000):
             yield bytes(1000)
         task.cancel()
 
     async with new_producer() as producer:
         await producer.warm_up("t")
         await producer.send_many("t", records())
-    assert 8 <= turns < 10_000
+    assert 8 <= turns < 20_000
 
 
 async def test_cancelled_no_further_record_is_taken_and_what_is_buffered_goes_on(

@@ -14,6 +14,7 @@ cdef extern from "Python.h":
 cdef enum:
     COMPILED = 1
 cdef Py_ssize_t _MOST_ADDED
+cdef Py_ssize_t _WORTH_PARTITIONS
 
 
 @cython.final
@@ -54,6 +55,8 @@ cdef class Accumulator:
     cdef Py_ssize_t _batch_size
     cdef Py_ssize_t _batch_max_bytes
     cdef double _linger
+    cdef double _held
+    cdef Py_ssize_t _worth
     cdef double _delivery_timeout
     cdef object _retry_backoff
     cdef object _random
@@ -84,6 +87,7 @@ cdef class Accumulator:
     cdef bint _rushing
     cdef Py_ssize_t _returned
     cdef public bint news
+    cdef public bint pouring
     cdef public Delivery last
     cdef dict _node_times
 
@@ -175,6 +179,11 @@ cdef class Accumulator:
 
     @cython.locals(head=ProducerBatch, due=cython.double)
     cdef double _due_at(self, PartitionQueue queue, double now) except? -2
+
+    @cython.locals(
+        due=cython.double, until=cython.double, size=Py_ssize_t, queue=PartitionQueue, head=ProducerBatch
+    )
+    cpdef double held_until(self, int node, double now) except? -2
 
     @cython.locals(due=cython.double)
     cdef object _touch(self, PartitionQueue queue, double now)

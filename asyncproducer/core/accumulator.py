@@ -61,6 +61,13 @@ _SMALL_HEAP = 64
 #: The most that a record adds to its key, value and headers, lengths included.
 _MOST_ADDED = RECORD_OVERHEAD + 10
 
+#: What is ready for a broker that has other requests to answer leaves when it has so many bytes,
+#: or so many times `batch_size`, or is of so many partitions, or has waited so many seconds.
+_WORTH_BYTES = 262_144
+_WORTH_BATCHES = 16
+_WORTH_PARTITIONS = 100
+_MOST_HELD_SECONDS = 0.005
+
 #: How often the load of a topic's queues is looked at, in seconds per partition, and at
 #: least: counting is O(partitions), so large topics are counted less often.
 _LOAD_SECONDS_PER_PARTITION = 1e-5
@@ -206,6 +213,11 @@ class Accumulator:
         # A batch size of 1 promises one record in each batch.
         self._batch_max_bytes = batch_max_bytes if batch_size > 1 else 0
         self._linger = linger
+        #: How long a batch that could leave may be held up (`held_until`), and up to how many
+        #: bytes. Where batches do not grow that would be for nothing.
+        grows = self._batch_max_bytes > batch_size and codec is None
+        self._held = min(linger, _MOST_HELD_SECONDS) if grows else 0.0
+        self._worth = min(_WORTH_BYTES, _WORTH_BATCHES * batch_size)
         self._delivery_timeout = delivery_timeout
         self._retry_backoff = retry_backoff
         self._random = random
@@ -249,6 +261,8 @@ class Accumulator:
         self.closed = False
         self._rushing = False
         self._returned = 0
+        #: Whether somebody adds more than a turn of the loop takes: more will come in the next.
+        self.pouring = False
         #: Set when a queue became ready or a batch began; the shell clears it.
         self.news = False
         #: The last delivery, for as long as the loop has not turned: where nobody keeps it, it
@@ -908,6 +922,33 @@ class Accumulator:
         for queue in again:
             self._touch(queue, now)
         return drained
+
+    def held_until(self, node: int, now: float) -> float:
+        """Until when what is ready for a broker shall wait that has other requests to answer.
+
+        -1 if it is worth a request of its own, or nothing will be added to it. A small one costs
+        the broker and us about as much as a large one, and with the next answer leaves all that
+        has grown until then. Nothing waits longer than it may linger for that. What is compressed
+        does not wait: other threads could be at it.
+        """
+        line = self.ready.get(node)
+        if line is None or not self.pouring or not self._held or len(line) > _WORTH_PARTITIONS:
+            return -1.0
+        if self.flushing or self.closed or self._memory.waiting:
+            return -1.0
+        until = now + self._held
+        size = 0
+        for queue in line:
+            if not queue.batches:
+                continue
+            head = queue.batches[0]
+            size += head.size
+            due = head.created_at + self._held
+            if head.attempts > 0 or due <= now or size >= self._worth:
+                return -1.0
+            if due < until:
+                until = due
+        return until
 
     def _may_leave(self, queue: PartitionQueue, head: ProducerBatch, now: float) -> bool:
         if self._due_at(queue, now) >= 0:

@@ -106,6 +106,8 @@ class Scheduler:
         self._wakeup: asyncio.Future[None] | None = None
         #: When the task wakes by itself; -inf while it is awake.
         self._sleeps_until = -_NEVER
+        #: When to look again at what waits although its broker would take it.
+        self._held_until = _NEVER
         #: Topic → when a retry was last logged as a warning.
         self._warned: dict[str, float] = {}
         self._stepping = False
@@ -196,6 +198,7 @@ class Scheduler:
                 if self._transactions is not None:
                     self._transactions.step(now)
                 accumulator.fire_timers(now)
+                self._held_until = _NEVER
                 for node in list(accumulator.ready):
                     self._serve(node, now)
                 if accumulator.leaderless:
@@ -204,7 +207,7 @@ class Scheduler:
                     self.spawn(self._compress(accumulator.to_compress.pop()))
                 accumulator.give_back()
                 if not (self._step_again or accumulator.news):
-                    deadline = accumulator.next_deadline()
+                    deadline = min(accumulator.next_deadline(), self._held_until)
                     if self._transactions is not None:
                         deadline = min(deadline, self._transactions.wake_at)
                     return self._awake_by(deadline)
@@ -217,6 +220,9 @@ class Scheduler:
         ready = connection is not None and connection.can_send(now)
         accumulator.node_seen(node, now, drained=ready)
         while connection is not None and ready:
+            if connection.in_flight and (until := accumulator.held_until(node, now)) >= 0:
+                self._held_until = min(self._held_until, until)
+                return
             batches = accumulator.drain(node, self._max_request_size, now)
             if not batches:
                 return

@@ -1054,8 +1054,10 @@ def test_the_short_way_never_changes_a_partition(seed: int) -> None:
 
 
 def growing(leaders: Sequence[int] = (1,), *, most: int = 5000, **options: Any) -> Rig:
-    """batch_size=1000; a full batch may become `most` bytes until it leaves."""
-    return Rig(leaders, batch_max_bytes=most, **options)
+    """batch_size=1000; a full batch may become `most` bytes until it leaves. Somebody pours."""
+    rig = Rig(leaders, batch_max_bytes=most, **options)
+    rig.accumulator.pouring = True
+    return rig
 
 
 def test_a_full_batch_may_leave_and_grows_on_until_it_does() -> None:
@@ -1250,6 +1252,111 @@ def test_a_switch_to_a_batch_that_is_open_goes_the_short_way() -> None:
     switches = len(list(itertools.groupby(chosen))) - 1
     assert switches >= 30
     assert 400 - short.short_ways < 25
+
+
+# -- held up, where a broker has other requests to answer ------------------------------------
+
+
+def held(rig: Rig) -> Any:
+    """How much longer, in seconds; None: not at all."""
+    assert rig.ready() in (set(), {1})
+    until = rig.accumulator.held_until(1, rig.now)
+    return None if until < 0 else pytest.approx(until - rig.now)
+
+
+def ripe(rig: Rig, *partitions: int) -> None:
+    """A batch of 2 kB that may leave and grow, in each of the partitions."""
+    for partition in partitions:
+        rig.append(bytes(900), partition=partition)
+        rig.append(bytes(900), partition=partition)
+
+
+@pytest.mark.parametrize(("linger", "most"), [(0.002, 0.002), (0.005, 0.005), (60.0, 0.005)])
+def test_little_is_held_up_while_it_would_linger_but_not_long(linger: float, most: float) -> None:
+    rig = growing(linger=linger)
+    assert held(rig) is None, "nothing can leave"
+    rig.append(bytes(900))
+    assert held(rig) is None
+    rig.now += 0.001
+    rig.append(bytes(900))
+    assert held(rig) == most - 0.001
+    rig.now += most - 0.0011
+    assert held(rig) == 0.0001
+    rig.now += 0.0002
+    assert held(rig) is None
+    assert rig.accumulator.held_until(2, rig.now) < 0, "nobody leads anything there"
+
+
+def test_the_oldest_batch_tells_how_long() -> None:
+    rig = growing([1, 1, 1])
+    for partition in (1, 0, 2):
+        ripe(rig, partition)
+        rig.now += 0.001
+    assert held(rig) == 0.002
+
+
+def test_what_is_worth_a_request_is_not_held_up() -> None:
+    """16 times batch_size, 256 KiB at most."""
+    rig = growing([1] * 9)
+    ripe(rig, *range(7))
+    assert held(rig) is not None
+    ripe(rig, 7, 8)
+    assert held(rig) is None
+    large = growing([1, 1], batch_size=100_000, most=1_000_000)
+    for partition in (0, 0, 0, 1, 1):
+        large.append(bytes(48_000), partition=partition)
+    assert held(large) is not None, "144 kB"
+    large.append(bytes(48_000), partition=1)
+    assert held(large) is None, "twice as much"
+
+
+def test_of_more_than_a_hundred_partitions_nothing_is_held_up() -> None:
+    """Each of them would have to be looked at."""
+    rig = growing([1] * 101, batch_size=100_000, most=120_000)
+    for partition in range(101):
+        assert partition == 0 or held(rig) is not None
+        rig.append(bytes(1000), partition=partition)
+        rig.append(bytes(119_500), partition=partition)
+        assert [b.count for b in rig.queue(partition).batches] == [1, 1]
+    assert held(rig) is None
+
+
+def test_what_is_due_is_not_held_up() -> None:
+    rig = growing([1, 1])
+    ripe(rig, 0)
+    [batch] = rig.drain()
+    rig.retry(batch)
+    rig.now += 0.2
+    ripe(rig, 1)
+    assert rig.ready() == {1}
+    assert held(rig) is None, "one is sent again"
+
+
+def test_nothing_is_held_up_where_somebody_waits_or_no_more_comes() -> None:
+    rig = growing()
+    ripe(rig, 0)
+    assert held(rig) is not None
+    rig.accumulator.pouring = False
+    assert held(rig) is None
+    rig.accumulator.pouring = True
+    rig.memory.waiting = 1
+    assert held(rig) is None
+    rig.memory.waiting = 0
+    rig.accumulator.begin_flush(Fence(lambda: None), rig.now)
+    assert held(rig) is None
+    rig.accumulator.end_flush()
+    assert held(rig) is not None
+    rig.accumulator.close(rig.now)
+    assert held(rig) is None
+
+
+@pytest.mark.parametrize("options", [{"linger": 0.0}, {"most": 0}, {"codec": codec("lz4")}])
+def test_where_holding_up_gains_nothing_it_is_not_done(options: dict[str, Any]) -> None:
+    """Without lingering, or growing; and other threads could be compressing."""
+    rig = growing(**options)
+    ripe(rig, 0)
+    assert rig.ready() == {1}
+    assert held(rig) is None
 
 
 def test_what_has_grown_counts_for_the_load_as_the_batches_it_stands_for() -> None:

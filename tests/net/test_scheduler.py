@@ -32,6 +32,7 @@ from asyncproducer import (
     UnsupportedVersionError,
 )
 from asyncproducer.core import wire
+from asyncproducer.core.batch import NO_HEADERS
 from asyncproducer.core.sequences import MAX_EPOCH, IdState, PartitionSequences
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
 from asyncproducer.testing.faults import BatchSummary, Drop
@@ -150,6 +151,36 @@ async def test_a_full_batch_leaves_also_while_its_broker_has_a_request(
         await producer.flush()
         await asyncio.gather(*tasks)
     assert [batch.record_count for batch in batches(cluster)] == [1, 1, 2, 2, 2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("linger_ms", "most", "answered"), [(2, 0.002, False), (50, 0.005, False), (50, 0.003, True)]
+)
+async def test_what_waits_for_more_leaves_with_the_next_answer(
+    cluster: EmbeddedCluster, new_producer: New, linger_ms: int, most: float, answered: bool
+) -> None:
+    """Or in time, if none comes: the task of the scheduler wakes up for it."""
+    async with new_producer(linger_ms=linger_ms) as producer:
+        await producer.send("t", payload(0))
+        held = cluster.inject("produce", hold=True)
+        producer.send_nowait("t", payload(1))
+        await asyncio.sleep(0.001)
+        accumulator, now = producer._accumulator, asyncio.get_running_loop().time()
+        topic = accumulator.topics["t"]
+        for _ in range(3):
+            assert accumulator.append(topic, 0, 1, None, bytes(9000), NO_HEADERS, now)
+        accumulator.pouring = True
+        producer._scheduler.wake()
+        await asyncio.sleep(most - 0.0001)
+        sent = producer.metrics()["record_send_total"]
+        assert producer.metrics()["requests_in_flight"] == 1
+        if answered:
+            held.release()
+            await asyncio.sleep(0.0009)  # it takes so long
+        await asyncio.sleep(0.0002)
+        assert producer.metrics()["requests_in_flight"] == 2 - answered
+        assert producer.metrics()["record_send_total"] == sent + 3
+        held.release()
 
 
 async def test_a_lone_send_takes_two_steps(cluster: EmbeddedCluster, new_producer: New) -> None:
