@@ -150,7 +150,7 @@ cdef class Accumulator:
         Py_ssize_t granted=*,
     )
 
-    @cython.locals(most=Py_ssize_t, limit=Py_ssize_t, ripe=cython.bint)
+    @cython.locals(most=Py_ssize_t, limit=Py_ssize_t, left=Py_ssize_t, ripe=cython.bint)
     cdef bint _grow(
         self, PartitionQueue queue, ProducerBatch batch, Py_ssize_t size, double now
     ) except -1

@@ -77,6 +77,10 @@ _LOAD_MIN_SECONDS = 0.01
 class Memory(Protocol):
     """What the accumulator needs of the buffer pool."""
 
+    #: Bytes in all, and those that are free.
+    total: int
+    available: int
+
     def try_reserve(self, size: int) -> bool:
         """Take `size` bytes if they are free and nobody waits."""
         ...
@@ -611,7 +615,8 @@ class Accumulator:
         Where records are compressed, a batch may need more memory than `batch_size` until it
         is full. And a full batch that nobody takes yet becomes larger: so batches are small
         where brokers are quick, and large where they are busy. Memory comes in steps that
-        double, and only while nobody waits for any.
+        double, and only while nobody waits for any; in larger ones while half of it is free, since
+        what is in the batch is copied with each.
         """
         ripe = batch.ripe or batch.estimated_size() + size > batch.write_limit
         size += batch.size
@@ -620,6 +625,9 @@ class Accumulator:
             most = queue.topic.most_bytes
             if size > most:
                 return False
+            left = self._memory.available - (2 * limit - batch.memory)
+            if 2 * left >= self._memory.total:
+                limit *= 2
             if limit > most:
                 limit = most
         if limit < size:

@@ -1093,10 +1093,12 @@ def test_a_batch_that_is_not_full_does_not_take_memory_to_grow() -> None:
     assert not rig.queue().batches[0].ripe
 
 
-def test_memory_doubles_as_it_grows_and_covers_the_bytes() -> None:
-    rig = growing(most=100_000)
+@pytest.mark.parametrize(("total", "quick"), [(10**9, 100_000), (20_000, 4000), (7000, 0)])
+def test_memory_grows_in_steps_and_covers_the_bytes(total: int, quick: int) -> None:
+    """It doubles; four times as much while half of it all is free then."""
+    rig = growing(most=100_000, memory=Pool(total))
     taken = []
-    for _ in range(200):
+    for _ in range(total // 200 if total < 10**6 else 200):
         rig.append(bytes(100))
         [batch] = rig.queue().batches
         assert batch.size <= batch.memory == rig.memory.taken
@@ -1104,7 +1106,8 @@ def test_memory_doubles_as_it_grows_and_covers_the_bytes() -> None:
             taken.append(rig.memory.taken)
     assert taken[0] == 1000
     assert len(taken) < 8
-    assert all(1.5 < later / earlier <= 2 for earlier, later in itertools.pairwise(taken))
+    for earlier, later in itertools.pairwise(taken):
+        assert later == min(100_000, (4 if later <= quick else 2) * earlier)
 
 
 def test_it_never_grows_beyond_its_bound() -> None:

@@ -53,7 +53,7 @@ class Memory:
     waiting = 0
 
     def __init__(self, total: int) -> None:
-        self.available = total
+        self.total = self.available = total
 
     def try_reserve(self, size: int) -> bool:
         if size > self.available:
