@@ -49,29 +49,37 @@ cdef extern from *:
     """
     /* Nearly each call of `enqueue` and `send` has topic and value, no more. It needs no look for
        what else it could have: for each of that, None's references would be counted up and down.
-       All others are the function's own. */
+       All others are the function's own, which believes that its first argument is what it needs. */
     static vectorcallfunc whole_enqueue, whole_send;
     static PyTypeObject *front_type;
     static PyObject *(*plain_front)(PyObject *, PyObject *, PyObject *, int);
 
-    static int is_plain(PyObject *const *args, size_t count, PyObject *names)
+    static PyObject *call_front(
+        int sends, PyObject *f, PyObject *const *args, size_t count, PyObject *names
+    )
     {
-        return names == NULL && PyVectorcall_NARGS(count) == 3
-            && (Py_TYPE(args[0])->tp_base == front_type || PyObject_TypeCheck(args[0], front_type));
+        Py_ssize_t given = PyVectorcall_NARGS(count);
+        if (given > 0 && Py_TYPE(args[0])->tp_base != front_type
+            && !PyObject_TypeCheck(args[0], front_type)) {
+            PyErr_Format(
+                PyExc_TypeError, "%s() of a Producer got a '%.100s' in the place of the producer",
+                sends ? "send" : "enqueue", Py_TYPE(args[0])->tp_name
+            );
+            return NULL;
+        }
+        if (given == 3 && names == NULL)
+            return plain_front(args[0], args[1], args[2], sends);
+        return (sends ? whole_send : whole_enqueue)(f, args, count, names);
     }
 
     static PyObject *call_enqueue(PyObject *f, PyObject *const *args, size_t count, PyObject *names)
     {
-        if (is_plain(args, count, names))
-            return plain_front(args[0], args[1], args[2], 0);
-        return whole_enqueue(f, args, count, names);
+        return call_front(0, f, args, count, names);
     }
 
     static PyObject *call_send(PyObject *f, PyObject *const *args, size_t count, PyObject *names)
     {
-        if (is_plain(args, count, names))
-            return plain_front(args[0], args[1], args[2], 1);
-        return whole_send(f, args, count, names);
+        return call_front(1, f, args, count, names);
     }
 
     /* CPython's own place for how an object is called. */

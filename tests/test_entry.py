@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable, Coroutine
 from types import MethodType
 from typing import Any
@@ -420,6 +421,58 @@ async def test_an_exception_thrown_in_before_it_began(new_producer: New, name: s
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@both
+async def test_however_it_is_called(cluster: EmbeddedCluster, new_producer: New, name: str) -> None:
+    """Topic and value alone have a way of their own, where it is compiled."""
+    producer = new_producer()
+    short = await running(producer)
+    method: Any = getattr(Front, name)
+    bound: Any = getattr(short, name)
+    await bound("t", b"1")
+    await method(producer, "t", b"2")
+    await bound("t", value=b"3")
+    await bound(topic="t", value=b"4")
+    await bound("t", b"5", key=b"k", partition=0)
+    await bound(*("t", b"6"), **{})
+    await bound("t")
+    for given, named in (
+        (("t", b"v", b"k"), {}),
+        ((), {}),
+        ((), {"value": b"v"}),
+        (("t", b"v"), {"topic": "t"}),
+        (("t", b"v"), {"wrong": 1}),
+    ):
+        with pytest.raises(TypeError, match=name):
+            bound(*given, **named)
+    if IMPLEMENTATION == "compiled":
+        for nobody in (object(), None, Front, "t"):
+            for named in ({}, {"key": b"k"}):
+                with pytest.raises(TypeError, match="in the place of the producer"):
+                    method(nobody, "t", b"v", **named)
+        with pytest.raises(TypeError, match="in the place of the producer"):
+            method("t", b"v")
+    await producer.flush()
+    assert sorted(values(cluster), key=str) == sorted(
+        [b"1", b"2", b"3", b"4", b"5", b"6", None], key=str
+    )
+
+
+async def test_a_timestamp_is_the_time_of_the_call(new_producer: New) -> None:
+    """To the millisecond, also where the clock is not asked for each."""
+    producer = new_producer()
+    short = await running(producer)
+    seen = set()
+    for number in range(20_000):
+        before = time.time_ns() // 1_000_000
+        delivery = await short.enqueue("t", b"v")
+        after = time.time_ns() // 1_000_000
+        assert before <= delivery.timestamp <= after
+        seen.add(delivery.timestamp)
+        if number % 1000 == 0:
+            time.sleep(0.0005)  # noqa: ASYNC251 - the loop's own clock stands still here
+    assert len(seen) > 10
 
 
 async def test_what_a_long_loop_adds_waits_for_more_of_it(

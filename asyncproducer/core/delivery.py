@@ -1,4 +1,4 @@
-# cython: nonecheck=True
+# cython: nonecheck=True, binding=False, embedsignature=True, embedsignature.format=clinic
 """What becomes of a record: one `Outcome` per batch, one small `Delivery` per record.
 
 A Delivery is (outcome, index). Acknowledging a batch therefore sets one state and

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -909,3 +910,17 @@ def test_success_and_records_without_an_end_are_not_logged(
     scene()
     gc.collect()
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("method", ["done", "result", "exception", "waiter"])
+def test_a_method_of_another_object_is_a_type_error(method: str) -> None:
+    """Compiled as well, where it could read what is not there."""
+    for nobody in (None, 5, object()):
+        with pytest.raises((TypeError, AttributeError)):
+            getattr(Delivery, method)(nobody)
+
+
+def test_the_methods_tell_their_arguments() -> None:
+    signature = inspect.signature(Delivery.add_done_callback)
+    assert list(signature.parameters) == ["self", "function"]
+    assert (Delivery.result.__doc__ or "").startswith("Where the record is.")

@@ -540,6 +540,7 @@ class Endless:
     def __init__(self) -> None:
         self.taken = 0
         self.waiting = 0
+        self.total = self.available = 2**60
 
     def try_reserve(self, size: int) -> bool:
         self.taken += size
