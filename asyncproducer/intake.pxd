@@ -250,6 +250,7 @@ cdef class Intake:
     cdef dict _absent
     cdef object _declined
     cdef Py_ssize_t _taken
+    cdef public Py_ssize_t turn_bytes
     cdef Py_ssize_t _settling
     cdef object __weakref__
 

@@ -494,8 +494,9 @@ class Intake:
         self._absent: dict[str, OrderedDict[Pending, None]] = {}
         #: What somebody is told who does not wait.
         self._declined: KafkaError | None = None
-        #: What came in since the loop has turned.
+        #: What came in since the loop has turned, and how much may.
         self._taken = 0
+        self.turn_bytes = _BYTES_PER_TURN
         #: For how many turns of the loop `_settle` has been under way; 0 while it is not.
         self._settling = 0
         #: Whether a task had more records in this turn than it takes.
@@ -632,7 +633,7 @@ class Intake:
             if self._hash_keys:
                 place = partition_for_key(key, state.partition_count)
         taken = self._taken + size + _BYTES_PER_RECORD
-        if taken > _BYTES_PER_TURN or size > self._certain_size:
+        if taken > self.turn_bytes or size > self._certain_size:
             return None
         when = self._today()
         delivery = self.accumulator.append_open(state, place, when, key, value, NO_HEADERS, size)
@@ -773,7 +774,7 @@ class Intake:
         else:
             when = timestamp
         self._taken += size + _BYTES_PER_RECORD
-        if self._taken > _BYTES_PER_TURN:
+        if self._taken > self.turn_bytes:
             # Also where nothing can leave yet: it is the answers that must be read.
             self._taken = 0
             self.breathing = asyncio.current_task()
@@ -855,7 +856,7 @@ class Intake:
                     state, rows, row, min(rows.count, row + _ROWS_AT_ONCE), self._certain_size
                 )
                 self._taken += (batch.size - size + (row - first) * _BYTES_PER_ROW) >> 1
-            if self._taken > _BYTES_PER_TURN:
+            if self._taken > self.turn_bytes:
                 self._taken = 0
                 self.breathing = asyncio.current_task()
                 break

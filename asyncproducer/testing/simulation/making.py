@@ -157,6 +157,13 @@ class PlanMaker:
         setting["fails"] = rng.choice((0, 0, 7, 20))
         return dataclasses.replace(plan, cluster={**plan.cluster, "serializers": setting})
 
+    def poured(self, plan: Plan) -> Plan:
+        """Users add more than a turn of the loop takes. Asked after all others."""
+        if not self.chance(0.3):
+            return plan
+        turn_bytes = self.rng.choice((1, 1, 500, 1500))
+        return dataclasses.replace(plan, cluster={**plan.cluster, "turn_bytes": turn_bytes})
+
     def moved(self, plan: Plan) -> Plan:
         """A broker gets another address, or a topic is made again: even later than `serialized`."""
         rng = self.rng

@@ -362,6 +362,8 @@ class _World:
         else:
             self.started = True
             self.producer._scheduler._in_thread = self._in_thread
+            if self.producer._intake is not None and "turn_bytes" in plan.cluster:
+                self.producer._intake.turn_bytes = plan.cluster["turn_bytes"]
             start = loop.time()
             for step in plan.steps:
                 loop.call_at(start + step.at, self._begin, step)
