@@ -1,7 +1,7 @@
 # C types for accumulator.py, which reads the same without them.
 cimport cython
 
-from asyncproducer.core.batch cimport ProducerBatch, batch_upper_bound, octets_at, size_of
+from asyncproducer.core.batch cimport ProducerBatch, append_bytes, batch_upper_bound, size_of
 from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery
 from asyncproducer.core.partitioner cimport BuiltInPartitioner

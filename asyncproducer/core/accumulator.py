@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     # Where this module is compiled, these are C functions, see accumulator.pxd.
     COMPILED: bool
     Py_REFCNT: Any
-    octets_at: Any
+    append_bytes: Any
     size_of: Any
 
 __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
@@ -397,15 +397,7 @@ class Accumulator:
         if COMPILED:  # pragma: no cover - coverage sees no C
             key_size = size_of(key)
             value_size = size_of(value)
-            if not batch.append_fields(
-                timestamp,
-                key_size,
-                octets_at(key),
-                value_size,
-                octets_at(value),
-                size_of(headers),
-                octets_at(headers),
-            ):
+            if not append_bytes(batch, timestamp, key, value, headers):
                 return None
             # A loop that keeps none of its deliveries needs one: what we have, and this name for
             # it, are all the references that there are.

@@ -242,3 +242,18 @@ cdef class ProducerBatch(Outcome):
     @cython.locals(buffer=bytearray)
     cdef object _give_buffer_back(self)
     cpdef object close(self)
+
+
+# `ProducerBatch.append_fields` of what is bytes, or None.
+cdef inline bint append_bytes(
+    ProducerBatch batch, long long timestamp, object key, object value, bytes headers
+) except -1:
+    return batch.append_fields(
+        timestamp,
+        size_of(key),
+        octets_at(key),
+        size_of(value),
+        octets_at(value),
+        size_of(headers),
+        octets_at(headers),
+    )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     COMPILED: bool
     PyByteArray_AS_STRING: Any
     PyByteArray_Resize: Any
+    append_bytes: Any
     blank: Any
     bytes_data: Any
     bytes_size: Any
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     item_of: Any
     memcpy: Any
     new_buffer: Any
-    octets_at: Any
     octets_of: Any
     put_field: Any
     put_varint: Any
@@ -416,15 +416,7 @@ class ProducerBatch(Outcome):
                 value = bytes(value)
             key_size = size_of(key)
             value_size = size_of(value)
-            if not self.append_fields(
-                timestamp,
-                key_size,
-                octets_at(key),
-                value_size,
-                octets_at(value),
-                size_of(headers),
-                octets_at(headers),
-            ):
+            if not append_bytes(self, timestamp, key, value, headers):
                 return None
         else:
             key_size = -1 if key is None else len(key)
