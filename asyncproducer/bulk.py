@@ -185,13 +185,15 @@ class Sending:
             broken: BaseException | None = None
             while broken is None:
                 items: list[Any] = []
-                try:
-                    items.extend(
-                        islice(iterator, size) if whole is None else whole[taken : taken + size]
-                    )
-                except BaseException as error:
-                    # Behind those that came before it. Nobody was cancelled: there is no await.
-                    broken = error
+                if whole is not None:
+                    piece = whole[taken : taken + size]
+                    items = piece if type(piece) is list else list(piece)
+                else:
+                    try:
+                        items.extend(islice(iterator, size))
+                    except BaseException as error:
+                        # Behind those that came before it. Nobody was cancelled: there is no await.
+                        broken = error
                 if not items:
                     break
                 rows = Objects(items, topic)

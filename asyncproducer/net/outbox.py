@@ -15,9 +15,9 @@ from asyncproducer.core.primitives import Buffer
 
 __all__ = ["PIECE_BYTES", "Outbox"]
 
-#: As much as a socket takes at once with Java's default of send_buffer_bytes. More made no
-#: difference where sockets took more.
-PIECE_BYTES = 128 * 1024
+#: Where a socket takes it, so much goes with one call. Of what one does not take, CPython before
+#: 3.12 makes a copy: a larger piece would hold up the loop for that.
+PIECE_BYTES = 512 * 1024
 
 #: To join this much, and to allocate what it is joined in, takes longer than another write.
 _LARGE_BYTES = 32 * 1024

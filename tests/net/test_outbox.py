@@ -30,7 +30,8 @@ def test_what_fits_is_handed_on_as_it_is() -> None:
 def test_what_is_large_goes_alone() -> None:
     """Else a transport would copy it, to join it with the others."""
     outbox = Outbox()
-    outbox.put([b"head", bytes(300_000), b"between", bytes(32_768), bytes(20_000), b"tail"])
+    large = bytes(37_856 + 2 * PIECE_BYTES)
+    outbox.put([b"head", large, b"between", bytes(32_768), bytes(20_000), b"tail"])
     assert [list(map(len, outbox.take())) for _ in range(7)] == [
         [4, 16_380],
         [PIECE_BYTES],
