@@ -44,7 +44,8 @@ from asyncproducer.core.delivery import Delivery, raise_later
 from asyncproducer.core.metadata import ClusterMetadata, MetadataChange, TopicMetadata
 from asyncproducer.core.metrics import APP_INFO, GAUGES, Metrics
 from asyncproducer.core.sequences import Sequences
-from asyncproducer.core.transactions import ABORT, BEGIN, CALLS, COMMIT, SEND, SEND_OFFSETS
+from asyncproducer.core.transactions import ABORT, BEGIN, CALLS, COMMIT, SEND, SEND_OFFSETS, START
+from asyncproducer.core.wire import MetadataRequest
 from asyncproducer.encoding import RecordSerializer
 from asyncproducer.errors import (
     BatchDeliveryError,
@@ -424,6 +425,16 @@ class Producer(Front, Generic[K, V]):
         except BaseException:
             await self._stop()
             raise
+
+    async def _take_over(self, transactional_id: str) -> None:
+        """Become the producer of this id, as a new one would with `start()`, and fence all others.
+
+        For who has many ids, one after the other, with a transaction each: connections and what
+        is known of the cluster stay. Waits and raises as `start()`; raises IllegalStateError while
+        a transaction has no end. Failed or cancelled: of no use any more, but for `close()`.
+        """
+        transactions = self._transactional(START)
+        await transactions.take_over(transactional_id, self._loop_time() + self._max_block)
 
     def _scheduler_ended(self, task: asyncio.Task[None]) -> None:
         """Where asyncio.run ends by SystemExit, say, it cancels all tasks, and users clean up."""
@@ -1262,6 +1273,20 @@ class Producer(Front, Generic[K, V]):
             for p in view.partitions
         )
 
+    async def _topic_id(self, topic: str) -> UUID | None:
+        """Asked anew, whatever is known: another one where the topic was made again.
+
+        Waits and raises as `partitions_for`.
+        """
+        intake = self._usable_intake("partitions_for")
+        intake.check_topic(topic)
+        request = MetadataRequest([topic])
+        answer = await self._cluster.request(request, deadline=self._loop_time() + self._max_block)
+        for found in answer.topics:
+            if found.name == topic and not found.error_code:
+                return None if found.topic_id is None else UUID(bytes=found.topic_id)
+        return (await self.partitions_for(topic))[0].topic_id
+
     async def committed_offsets(
         self, group_id: str, partitions: Iterable[Any]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -1285,7 +1310,12 @@ class Producer(Front, Generic[K, V]):
             return {}
         now = self._loop_time()
         return await committed_offsets(
-            self._cluster, group, places, config=self._config, deadline=now + self._max_block
+            self._cluster,
+            group,
+            places,
+            config=self._config,
+            deadline=now + self._max_block,
+            coordinators={} if self._transactions is None else self._transactions.coordinators,
         )
 
     def _usable_intake(self, call: str) -> Intake:

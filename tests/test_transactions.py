@@ -912,6 +912,59 @@ async def test_partitions_are_added_once_and_together(cluster: EmbeddedCluster, 
     assert len(added) == len(set(added)) == 4
 
 
+async def test_partitions_that_come_while_one_is_added_are_added_together(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    """Version 2: the broker asks the coordinator, and reads nothing else meanwhile."""
+    cluster.create_topic("t6", partitions=6)
+    node = cluster.leader("t6", 0)
+    places = [n for n in range(6) if cluster.leader("t6", n) == node]
+    async with new() as producer:
+        await producer.warm_up("t6")
+        async with producer.transaction() as tx:
+            cluster.pause(node)
+            deliveries = []
+            for n in (*places, 0):
+                deliveries.append(await tx.enqueue("t6", b"value", partition=n))
+                await turns(20)
+            cluster.resume(node)
+            for delivery in deliveries:
+                await delivery
+    sent = [[each.partition for each in r.batches] for r in cluster.received("produce", node=node)]
+    assert len(places) == 3
+    assert [sorted(each) for each in sent] == [[0], places]
+
+
+async def test_a_producer_takes_over_other_ids_one_after_the_other(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new(transactional_id="a") as one, new(transactional_id="b") as other:
+        for name in ("a", "b", "a", "c"):
+            await one._take_over(name)
+            async with one.transaction() as tx:
+                await tx.send("t4", name.encode(), partition=0)
+                await tx.send_offsets({("in", 0): 7}, name)
+        with pytest.raises(KafkaError, match="another producer has taken over"):
+            async with other.transaction() as tx:
+                await tx.enqueue("t4", b"fenced", partition=0)
+    assert committed(cluster, "t4") == [b"a", b"b", b"a", b"c"]
+    assert cluster.committed_offsets("c")[("in", 0)].offset == 7
+
+
+async def test_an_id_that_cannot_be_taken_over_is_the_end_of_the_producer(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    async with new(max_block_ms=50) as producer:
+        for node in cluster.node_ids:
+            cluster.pause(node)
+        with pytest.raises(TransactionTimeout):
+            await producer._take_over("b")
+        with pytest.raises(IllegalStateError):
+            await producer.begin_transaction()
+        for node in cluster.node_ids:
+            cluster.resume(node)
+
+
 async def test_the_partition_of_a_record_that_is_refused_is_not_added(
     cluster: EmbeddedCluster, new: New
 ) -> None:

@@ -107,11 +107,12 @@ class TransactionState(Enum):
 
 _S = TransactionState
 
-#: The legal moves. INITIALIZING is also the way to another epoch, after the end.
+#: The legal moves. INITIALIZING is also the way to another epoch, after the end, and to another
+#: transactional id.
 TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
     _S.UNINITIALIZED: frozenset({_S.INITIALIZING, _S.FATAL_ERROR}),
     _S.INITIALIZING: frozenset({_S.READY, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
-    _S.READY: frozenset({_S.IN_TRANSACTION, _S.FATAL_ERROR}),
+    _S.READY: frozenset({_S.IN_TRANSACTION, _S.INITIALIZING, _S.FATAL_ERROR}),
     _S.IN_TRANSACTION: frozenset({_S.COMMITTING, _S.ABORTING, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
     _S.COMMITTING: frozenset({_S.READY, _S.INITIALIZING, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
     _S.ABORTING: frozenset({_S.READY, _S.INITIALIZING, _S.FATAL_ERROR}),
@@ -343,6 +344,7 @@ class TransactionManager:
         self.wake_at = inf
         #: Why the last request is being repeated.
         self.trouble: KafkaError | None = None
+        #: Brokers that coordinate transactional ids and groups, as far as it is known.
         self.coordinators: dict[Key, int] = {}
         self._ask_version = version_two
         self._backoff = backoff
@@ -375,6 +377,10 @@ class TransactionManager:
         #: Whether partitions that come now join a moment later, and which do.
         self.holds = False
         self._held: dict[PartitionSequences, None] = {}
+        #: Partitions that have joined and whose first batch has not left (version 2).
+        self._joined: dict[PartitionSequences, None] = {}
+        #: Brokers that have yet to answer the first batch of some partition, and how many requests.
+        self._adding: dict[int, int] = {}
 
     # -- states ----------------------------------------------------------------------------
 
@@ -476,6 +482,16 @@ class TransactionManager:
     def initialize(self) -> Operation:
         """Ask for producer id and epoch. Fences whoever has the transactional id now."""
         self.check(START)
+        return self._initialize()
+
+    def take_over(self, transactional_id: str) -> Operation:
+        """`initialize` again, between two transactions, under this id or another one."""
+        self.check(BEGIN)
+        self.transactional_id = transactional_id
+        self._me = (wire.FindCoordinatorRequest.TRANSACTION, transactional_id)
+        return self._initialize()
+
+    def _initialize(self) -> Operation:
         self._move(_S.INITIALIZING)
         self._ending = Operation(START)
         self._push(Kind.INIT_PRODUCER_ID, self._me, self._ending)
@@ -564,11 +580,12 @@ class TransactionManager:
             return True
         if self.state is not _S.IN_TRANSACTION and self.state is not _S.COMMITTING:
             return False
-        if self.holds:
+        if self.holds or (self._adding and partition.owner.leader in self._adding):
             self._held[partition] = None
             return False
         if self.version_two:
             self._partitions[partition] = None
+            self._joined[partition] = None
             self._started = True
             return True
         if partition not in self._pending:
@@ -578,8 +595,34 @@ class TransactionManager:
     def release(self) -> Iterable[PartitionSequences]:
         """The moment is over. Returns the partitions that may join now."""
         self.holds = False
+        return self._released()
+
+    def _released(self) -> Iterable[PartitionSequences]:
         held, self._held = self._held, {}
         return held
+
+    def sent(self, node: int, partitions: Iterable[PartitionSequences]) -> bool:
+        """Batches of these are on their way to a broker. Returns whether it adds one of them.
+
+        Then `added` must follow. Until then no other one joins there: the broker asks the
+        coordinator, which takes some milliseconds, and reads no other request of ours meanwhile.
+        So what comes next may as well be in one request.
+        """
+        new = [partition for partition in partitions if partition in self._joined]
+        for partition in new:
+            del self._joined[partition]
+        if new:
+            self._adding[node] = self._adding.get(node, 0) + 1
+        return bool(new)
+
+    def added(self, node: int) -> Iterable[PartitionSequences]:
+        """The broker has answered, or cannot any more. Returns the partitions that may join now."""
+        left = self._adding[node] - 1
+        if left:
+            self._adding[node] = left
+            return ()
+        del self._adding[node]
+        return self._released()
 
     # -- errors ----------------------------------------------------------------------------
 
@@ -1021,6 +1064,7 @@ class TransactionManager:
         self._needs_bump = self._may_harm = self._decided = False
         self._asked = self._started = self.holds = False
         self._held.clear()
+        self._joined.clear()
         self._partitions.clear()
         self._new.clear()
         self._pending.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 from asyncproducer.core import wire
@@ -43,9 +43,11 @@ async def committed_offsets(
     *,
     config: ProducerConfig,
     deadline: float,
+    coordinators: MutableMapping[tuple[int, str], int],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """The group's offsets of these partitions, of those that it has one for.
 
+    `coordinators` are those that are known, by kind and name; what is learned is kept there.
     Whatever may pass is repeated until `deadline` (the loop's clock). Raises RequestTimedOut,
     AuthorizationError, BrokerError, UnsupportedVersionError, ProducerClosed.
     """
@@ -55,14 +57,17 @@ async def committed_offsets(
     )
     find = wire.FindCoordinatorRequest(wire.FindCoordinatorRequest.GROUP, [group_id])
     fetch = wire.OffsetFetchRequest(group_id, partitions)
-    coordinator: int | None = None
+    key = (wire.FindCoordinatorRequest.GROUP, group_id)
     attempts = 0
     trouble: KafkaError | None = None
     while loop.time() < deadline:
         try:
+            coordinator = coordinators.get(key)
             if coordinator is None:
                 found = await cluster.request(find, deadline=deadline)
                 trouble, coordinator = _found(found, group_id)
+                if coordinator is not None:
+                    coordinators[key] = coordinator
             else:
                 until = min(deadline, loop.time() + config.request_timeout_ms / 1000)
                 answer = await cluster.request(
@@ -74,9 +79,10 @@ async def committed_offsets(
                         p: found for p, (_, found) in answer.offsets.items() if found.offset >= 0
                     }
                 if action is TxnAction.FIND:
-                    coordinator = None
+                    coordinators.pop(key, None)
         except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-            coordinator, trouble = None, error
+            coordinators.pop(key, None)
+            trouble = error
         if trouble is not None:
             pause = backoff.delay(attempts)
             attempts += 1

@@ -92,7 +92,7 @@ class Scheduler:
         self._in_thread = in_thread
         self._on_ready = on_ready
         self._transactions = transactions
-        self._transactional_id = config.transactional_id
+        self.transactional_id = config.transactional_id
         #: The newest version of Produce that may be used, None for any.
         self.produce_cap: int | None = None
         self._client_id = client_id
@@ -300,20 +300,22 @@ class Scheduler:
                 self._client_id,
                 acks=self._acks,
                 timeout_ms=self._timeout_ms,
-                transactional_id=self._transactional_id,
+                transactional_id=self.transactional_id,
                 topics=list(topics.values()),
             )
         except UnsupportedVersionError as error:
             self._refused(batches, error, now)
             return
-        metrics.request_sent(connection.node.node_id, batches)
+        node_id = connection.node.node_id
+        metrics.request_sent(node_id, batches)
+        adds = self._transactions is not None and self._transactions.sent(node_id, batches)
         connection.send(
             wire.ApiKey.PRODUCE,
             version,
             correlation_id,
             buffers,
             timeout=self._request_timeout,
-            on_done=partial(self._answered, connection, version, batches, by_place, now),
+            on_done=partial(self._answered, connection, version, batches, by_place, now, adds),
             expect_response=self._acks != 0,
         )
 
@@ -333,11 +335,14 @@ class Scheduler:
         batches: list[ProducerBatch],
         by_place: dict[tuple[str | bytes, int], ProducerBatch],
         sent_at: float,
+        adds: bool,
         body: memoryview | None,
         error: BaseException | None,
     ) -> None:
         now = self._loop.time()
         node_id = connection.node.node_id
+        if adds and self._transactions is not None:
+            self._transactions.added(node_id, now)
         if error is not None:
             self._lost(batches, error, now)
         elif body is None:

@@ -122,6 +122,11 @@ class Transactions:
         return self._manager.sequences
 
     @property
+    def coordinators(self) -> dict[tuple[int, str], int]:
+        """Brokers by what they coordinate; who learns of another one changes it."""
+        return self._manager.coordinators
+
+    @property
     def wake_at(self) -> float:
         """When the next request is due, if nothing happens before."""
         return self._manager.wake_at
@@ -157,6 +162,13 @@ class Transactions:
         await self._wait(operation, deadline)
         self._metrics.transaction_called("init", self._loop.time() - began)
 
+    async def take_over(self, transactional_id: str, deadline: float) -> None:
+        """`initialize` again, between two transactions: as the producer of this id."""
+        operation = self._manager.take_over(transactional_id)
+        self._scheduler.transactional_id = transactional_id
+        self._go(self._loop.time())
+        await self._wait(operation, deadline)
+
     def begin(self, on_abort: Callable[[], None] | None = None) -> None:
         """Open a transaction. `on_abort` is called by who asks for its abort."""
         began = self._loop.time()
@@ -177,6 +189,14 @@ class Transactions:
         now = self._loop.time()
         self._accumulator.touch_partitions(self._manager.release(), now)
         self._scheduler.try_step(now)
+
+    def sent(self, node: int, batches: Iterable[ProducerBatch]) -> bool:
+        """These are about to go to a broker. Whether that adds partitions: `added` must follow."""
+        return self._manager.sent(node, map(self._accumulator.sequences_of, batches))
+
+    def added(self, node: int, now: float) -> None:
+        """That broker has answered, or cannot any more."""
+        self._accumulator.touch_partitions(self._manager.added(node), now)
 
     def produced(self, latency: float, *, refused: bool) -> None:
         """Produce was answered; `refused`: because of the last transaction's markers."""

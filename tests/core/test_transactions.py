@@ -319,7 +319,7 @@ def test_an_error_of_every_call_keeps_what_it_has_and_grows_no_longer() -> None:
 #: more.
 COME_FROM = {
     S.UNINITIALIZED: set[TransactionState](),
-    S.INITIALIZING: {S.UNINITIALIZED, S.COMMITTING, S.ABORTING},
+    S.INITIALIZING: {S.UNINITIALIZED, S.READY, S.COMMITTING, S.ABORTING},
     S.READY: {S.INITIALIZING, S.COMMITTING, S.ABORTING},
     S.IN_TRANSACTION: {S.READY},
     S.COMMITTING: {S.IN_TRANSACTION},
@@ -1560,6 +1560,82 @@ def test_a_pause_ends_with_its_transaction() -> None:
     world.ended(operation)
     assert not world.manager.holds
     assert list(world.manager.release()) == []
+
+
+def test_while_a_broker_adds_a_partition_no_other_one_joins_there() -> None:
+    world = World(True).begun()
+    manager = world.manager
+    first, second, third, elsewhere = (partition(number=n) for n in range(4))
+    elsewhere.owner.leader = 2
+    assert manager.sequences.may_drain(first, batch())
+    # A request may add several.
+    assert manager.sequences.may_drain(second, batch())
+    assert manager.sent(1, [first, second])
+    assert not manager.sequences.may_drain(third, batch())
+    assert manager.sequences.may_drain(elsewhere, batch())
+    assert manager.sequences.may_drain(first, batch())
+    assert not manager.sent(1, [first])
+    assert manager.sent(2, [elsewhere])
+    assert list(manager.added(2)) == [third]
+    assert not manager.sequences.may_drain(third, batch())
+    assert list(manager.added(1)) == [third]
+    assert manager.sequences.may_drain(third, batch())
+    assert manager.sent(1, [third])
+
+
+def test_a_partition_joins_when_all_requests_that_add_one_are_answered() -> None:
+    """Two may be under way, where one request had no room for all that had joined."""
+    world = World(True).begun()
+    manager = world.manager
+    first, second, third = (partition(number=n) for n in range(3))
+    for where in (first, second):
+        assert manager.sequences.may_drain(where, batch())
+    for where in (first, second):
+        assert manager.sent(1, [where])
+    assert not manager.sequences.may_drain(third, batch())
+    assert list(manager.added(1)) == []
+    assert not manager.sequences.may_drain(third, batch())
+    assert list(manager.added(1)) == [third]
+
+
+def test_in_version_one_no_broker_adds_partitions() -> None:
+    world = World().begun()
+    where = partition()
+    world.manager.sequences.may_drain(where, batch())
+    world.run()
+    assert world.manager.sequences.may_drain(where, batch())
+    assert not world.manager.sent(1, [where])
+
+
+# -- taking over -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tx", "another"])
+def test_a_producer_can_begin_anew_under_any_id(name: str) -> None:
+    world = World(True).begun()
+    done = world.manager.commit()
+    world.run()
+    world.ended(done)
+    world.manager.observed(done)
+    operation = world.manager.take_over(name)
+    assert world.manager.state is S.INITIALIZING
+    if name != "tx":
+        world.answer(world.ask(Kind.FIND_COORDINATOR))
+    request = world.ask(Kind.INIT_PRODUCER_ID)
+    sent = request.wire
+    assert isinstance(sent, wire.InitProducerIdRequest)
+    # As one that knows nothing: else only the same producer would get an epoch.
+    assert (sent.transactional_id, sent.producer_id) == (name, -1)
+    world.answer(request)
+    world.ended(operation)
+    assert world.manager.state is S.READY
+
+
+def test_within_a_transaction_nothing_is_taken_over() -> None:
+    world = World().begun()
+    with pytest.raises(IllegalStateError):
+        world.manager.take_over("another")
+    assert world.manager.transactional_id == "tx"
 
 
 # -- aborting ------------------------------------------------------------------------------
