@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from asyncio import gather, sleep, timeout
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -45,7 +46,7 @@ from asyncproducer.spark.rows import (
     several_sources,
     source_of,
 )
-from asyncproducer.spark.worker import Feed, worker
+from asyncproducer.spark.worker import FEED_BYTES, Feed, worker
 
 __all__ = ["Sink", "Task"]
 
@@ -114,8 +115,12 @@ class Sink:
         producer: Producer[Any, Any],
         batches: Iterator[Any],
         look: Callable[[Any], Any] = lambda batch: batch,
+        at_end: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> tuple[TableResult, int]:
-        """Send what `look` makes of each batch. Returns when all are acknowledged."""
+        """Send what `look` makes of each batch. Returns when all are acknowledged.
+
+        When there is no further batch, what `at_end` returns begins, and is waited for as well.
+        """
         here = worker()
         feed = Feed(here.loop)
         size = 0
@@ -131,6 +136,7 @@ class Sink:
                 feed.leave()
 
         sent = here.submit(sending())
+        ended: Future[None] | None = None
         try:
             for each in batches:
                 batch = look(each)
@@ -138,9 +144,16 @@ class Sink:
                 if not feed.put(batch):
                     break  # its error is in `sent`
             feed.end()
-            return sent.result(), size
+            if at_end is not None:
+                ended = here.submit(at_end())
+            result = sent.result()
+            if ended is not None:
+                ended.result()
+            return result, size
         except BaseException:
             sent.cancel()
+            if ended is not None:
+                ended.cancel()
             raise
 
     def _write_once(self, batches: Iterator[Any], task: Task) -> TaskReport:
@@ -267,21 +280,27 @@ class _Attempt:
         """One transaction, or none if the unit is delivered already."""
         began = time.monotonic()
         here = worker()
-        config = self.sink.options.config(transactional_id=self.place.name)
-        producer: Producer[Any, Any] = Producer(config=config)
-        patience = config.transaction_timeout_ms / 1000
-        batches = self._watch(batches)
+        options = self.sink.options
+        patience = options.config().transaction_timeout_ms / 1000
+        ahead: deque[Any] = deque()
+        made = self._watch(batches)
+        batches = chain(_taken(ahead), made)
+        producer: Producer[Any, Any] | None = None
+        is_idle = False
         try:
+            producer = self._own_producer(made, ahead)
             found, decision = here.run(self._begin(producer))
             if found is not None and decision.action is Action.SKIP:
                 for each in batches:
                     self.look(each)
                 self.is_done(found)
+                is_idle = True
                 return self._skipped(began)
             before = producer.metrics()
             rows, result, size = self._transact(
                 producer, found, decision, batches, began + patience
             )
+            is_idle = True
         except Exception as error:
             fenced = here.run(_is_fenced(producer, error))
             if isinstance(error, SharedSource):
@@ -294,7 +313,10 @@ class _Attempt:
             here.run(self._await_marker(time.monotonic() + patience, error))
             return self._skipped(began)
         finally:
-            here.run(producer.close(_ABORT_S))
+            if producer is not None:
+                # With a transaction that has no end nobody begins the next one.
+                ends = here.keep(options, producer) if is_idle else producer.close(_ABORT_S)
+                here.run(ends)
         report = _report(self.task, producer, before, began, result, size)
         return replace(report, source=self.source, skipped=self.rows - rows)
 
@@ -316,9 +338,29 @@ class _Attempt:
             seconds=time.monotonic() - began,
         )
 
+    def _own_producer(self, batches: Iterator[Any], ahead: deque[Any]) -> Producer[Any, Any]:
+        """One that has fenced all earlier attempts.
+
+        What Spark makes meanwhile goes to `ahead`.
+        """
+        here = worker()
+        got = here.submit(here.transactional(self.sink.options, self.place.name))
+        size = 0
+        try:
+            while not got.done() and size < FEED_BYTES:
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                ahead.append(batch)
+                size += batch.nbytes
+            return got.result()
+        except BaseException:
+            if not got.cancel() and got.exception() is None:
+                here.run(got.result().close(0))
+            raise
+
     async def _begin(self, producer: Producer[Any, Any]) -> tuple[Marker | None, Decision]:
-        """Fence all earlier attempts, then see what they have done."""
-        await producer.start()
+        """See what earlier attempts have done, which are fenced by now."""
         unit = await self.unit(producer)
         found = await _marker(producer, self.place)
         progress = None
@@ -344,12 +386,16 @@ class _Attempt:
             written += kept.num_rows
             return kept
 
-        result, size = self.sink._send(producer, batches, look)
-        here.run(self._commit(producer, self.marker(found), deadline))
+        def mark() -> Coroutine[Any, Any, None]:
+            # The rows may still be on their way: it counts when they do.
+            packed = self.marker(found).packed()
+            return producer.send_offsets({self.place.partition: packed}, self.place.name)
+
+        result, size = self.sink._send(producer, batches, look, mark)
+        here.run(self._commit(producer, deadline))
         return written, result, size
 
-    async def _commit(self, producer: Producer[Any, Any], marker: Marker, deadline: float) -> None:
-        await producer.send_offsets({self.place.partition: marker.packed()}, self.place.name)
+    async def _commit(self, producer: Producer[Any, Any], deadline: float) -> None:
         while True:
             try:
                 return await producer.commit_transaction()
@@ -464,14 +510,13 @@ class _SourceAttempt(_Attempt):
     async def unit(self, producer: Producer[Any, Any]) -> Unit:
         topic, _ = self._source
         options = self.sink.options
-        # Asked anew by a producer that has just begun: an old one might know an old id.
         if options.source_servers is None:
-            info = (await producer.partitions_for(topic))[0]
+            topic_id = await producer._topic_id(topic)
         else:
             over = {**options.producer, "bootstrap.servers": options.source_servers}
             async with Producer(config=replace(options, producer=over).config()) as source:
-                info = (await source.partitions_for(topic))[0]
-        self._unit = replace(self._unit, topic_id=str(info.topic_id or ""))
+                topic_id = await source._topic_id(topic)
+        self._unit = replace(self._unit, topic_id=str(topic_id or ""))
         return self._unit
 
     def look(self, batch: Any, start: int = 0) -> Any:
@@ -489,10 +534,17 @@ class _SourceAttempt(_Attempt):
         return is_delivered(self._unit, found, self._offsets.seen)
 
 
-async def _is_fenced(producer: Producer[Any, Any], error: Exception) -> bool:
+def _taken(batches: deque[Any]) -> Iterator[Any]:
+    while batches:
+        yield batches.popleft()
+
+
+async def _is_fenced(producer: Producer[Any, Any] | None, error: Exception) -> bool:
     """Whether another attempt at the unit has begun, whatever the error that told."""
     if isinstance(error, ProducerFenced):
         return True
+    if producer is None:
+        return False
     try:
         # Produce does not tell it for sure, the coordinator does.
         async with timeout(_ABORT_S):

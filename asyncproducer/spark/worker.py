@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from asyncproducer.errors import KafkaError
 from asyncproducer.producer import Producer
 from asyncproducer.spark.options import SinkOptions
 
@@ -27,12 +28,14 @@ FEED_BYTES = 8_388_608
 
 
 class Worker:
-    """A running event loop, and the producers that at-least-once sinks share."""
+    """A running event loop, and the producers that tasks have in turn."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._producers: dict[frozenset[tuple[str, str]], Producer[Any, Any]] = {}
+        #: Those with transactions that no task has now.
+        self._idle: dict[frozenset[tuple[str, str]], Producer[Any, Any]] = {}
         threading.Thread(target=self._run, name="asyncproducer-spark", daemon=True).start()
 
     def _run(self) -> None:
@@ -67,6 +70,32 @@ class Worker:
             self._producers[key] = found
         return found
 
+    async def transactional(self, options: SinkOptions, name: str) -> Producer[Any, Any]:
+        """One of the task's own that has just begun as transactional id `name`, and fenced others.
+
+        It goes to `keep` when nothing is open, else it is to be closed. Raises as `start()`.
+        """
+        found = self._idle.pop(frozenset(options.producer.items()), None)
+        if found is not None:
+            try:
+                await found._take_over(name)
+                return found
+            except KafkaError:
+                await found.close(0)  # whatever was wrong with it: one that is new knows better
+            except BaseException:
+                await found.close(0)
+                raise
+        found = Producer(config=options.config(transactional_id=name))
+        await found.start()
+        return found
+
+    async def keep(self, options: SinkOptions, producer: Producer[Any, Any]) -> None:
+        """The next task that needs one with these options saves the way to the brokers."""
+        other = self._idle.pop(key := frozenset(options.producer.items()), None)
+        self._idle[key] = producer
+        if other is not None:
+            await other.close()
+
     async def forget(self, options: SinkOptions) -> None:
         """Something went wrong with it: the next task gets another."""
         found = self._producers.pop(frozenset(options.producer.items()), None)
@@ -75,9 +104,10 @@ class Worker:
 
     async def close(self) -> None:
         """Close the producers."""
-        while self._producers:
-            _, found = self._producers.popitem()
-            await found.close()
+        for producers in (self._producers, self._idle):
+            while producers:
+                _, found = producers.popitem()
+                await found.close()
 
 
 _worker: Worker | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import tracemalloc
@@ -34,6 +35,12 @@ from .conftest import Broker
 READ = SinkColumns(
     "value", source_topic="__topic", source_partition="__partition", offset="__offset"
 )
+
+
+@pytest.fixture(autouse=True)
+def one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the second batch of a task is made after: the fencing of all earlier attempts."""
+    monkeypatch.setattr(delivery, "FEED_BYTES", 1)
 
 
 def plain(broker: Broker, **options: str) -> Sink:
@@ -228,6 +235,24 @@ def test_a_batch_that_is_left_out_stops(broker: Broker) -> None:
     assert grouped(broker, adopt=2).write([placed(0, b"b")], Task(0, 2, "q")).rows == 1
 
 
+def test_tasks_of_a_process_use_one_connection_and_fence_all_the_same(broker: Broker) -> None:
+    """Whatever unit they are for: each asks for the producer id anew."""
+    sink = grouped(broker)
+
+    def asked(api: str) -> int:
+        return broker.do(lambda cluster: len(cluster.received(api)))
+
+    for batch in range(3):
+        for group in range(2):
+            assert sink.write([placed(group, b"a")], Task(group, batch, "q")).rows == 1
+            assert asked("init_producer_id") == 2 * batch + group + 1
+    # A transaction's and a group's coordinator, of each unit.
+    assert asked("find_coordinator") == 4
+    found = broker.do(lambda cluster: len(cluster.received("api_versions")))
+    assert found == 2  # one to ask which brokers there are, one to that broker
+    assert len(broker.values()) == 6
+
+
 def test_rows_of_another_group_stop_and_nothing_counts(broker: Broker) -> None:
     with pytest.raises(SinkStopped, match="row for partition 1 is in task 0 of 2"):
         grouped(broker).write([placed(0, b"a"), placed(1, b"b")], Task(0, 0, "q"))
@@ -268,6 +293,72 @@ def test_a_task_that_dies_has_written_nothing(broker: Broker) -> None:
     assert open_transactions(broker) == []
     assert sink.write([placed(0, b"b")], Task(0, 0, "q")).rows == 1
     assert broker.values() == [b"b"]
+
+
+def test_rows_are_made_while_the_producer_begins(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "FEED_BYTES", 10_000)
+    sink = grouped(broker)
+    begun: list[int] = []
+
+    def asked() -> int:
+        return broker.do(lambda cluster: len(cluster.received("init_producer_id")))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in range(100):
+            begun.append(asked())
+            yield placed(0, b"%02d" % number)
+        broker.do(lambda cluster: cluster.resume(1))
+
+    broker.do(lambda cluster: cluster.pause(1))
+    assert sink.write(batches(), Task(0, 0, "q")).rows == 100
+    assert begun == [0] * 100
+    assert broker.values() == [b"%02d" % number for number in range(100)]
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_rows_that_cannot_be_made_while_the_producer_begins(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr(delivery, "FEED_BYTES", 10_000)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for _ in range(after):
+            yield placed(0, b"a")
+        raise OSError("killed")
+
+    sink = grouped(broker)
+    with pytest.raises(OSError, match="killed"):
+        sink.write(batches(), Task(0, 0, "q"))
+    assert sink.write([placed(0, b"b")], Task(0, 0, "q")).rows == 1
+    assert open_transactions(broker) == []
+    assert broker.values() == [b"b"]
+
+
+def test_fenced_before_anything_is_sent_all_rows_are_compared(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that were made while the producer began."""
+    monkeypatch.setattr(delivery, "FEED_BYTES", 10_000)
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    sink, task = grouped(broker), Task(0, 0, "q")
+    assert sink.write([placed(0, b"a", b"b", b"c")], task).rows == 3
+
+    made = asyncio.Event()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for value in (b"a", b"b", b"c"):
+            yield placed(0, value)
+        worker().loop.call_soon_threadsafe(made.set)
+
+    async def fenced(options: SinkOptions, name: str) -> None:
+        await made.wait()
+        raise ProducerFenced("another one has begun")
+
+    monkeypatch.setattr(worker(), "transactional", fenced)
+    report = sink.write(batches(), task)
+    assert (report.rows, report.skipped) == (0, 3)
 
 
 def test_a_later_attempt_takes_over_and_the_earlier_one_sees_that_it_is_done(

@@ -17,8 +17,8 @@ Victim: TypeAlias = Literal["worker", "executor", "driver", "planner", "broker"]
 #: Of a task, in their order, by how it delivers. hook/sitecustomize.py says where each one is.
 TASK_STEPS = {
     "exactly_once": (
-        *("fencing", "fenced", "marker-read", "producing", "produced"),
-        *("marker-sent", "ending", "ended", "reporting"),
+        *("fencing", "fenced", "marker-read", "producing", "marker-sent"),
+        *("produced", "ending", "ended", "reporting"),
     ),
     "at_least_once": ("producing", "produced", "reporting"),
 }

@@ -47,7 +47,8 @@ def at(step: str, unit: str = "", settle: float = 0.0) -> None:
 
 
 def wrap(delivery: Any) -> None:
-    """Put the steps into the sink's module."""
+    """Put the steps into the sink's module, and into that of its workers, which it has imported."""
+    workers = sys.modules[delivery.Feed.__module__]
     Attempt, Sink, Producer, Feed = (
         delivery._Attempt,
         delivery.Sink,
@@ -55,6 +56,7 @@ def wrap(delivery: Any) -> None:
         delivery.Feed,
     )
     begin, send, write, commit = Attempt._begin, Sink._send, Sink.write, Sink.commit
+    transactional = workers.Worker.transactional
     #: The driver may write what Spark has made no tasks for.
     in_commit = False
 
@@ -65,11 +67,6 @@ def wrap(delivery: Any) -> None:
         def at(self, step: str) -> None:
             if self.unit and not in_commit:
                 at(step, self.unit)
-
-        async def start(self) -> None:
-            self.at("fencing")
-            await super().start()
-            self.at("fenced")
 
         async def send_offsets(self, *arguments: Any) -> None:
             await super().send_offsets(*arguments)
@@ -94,8 +91,15 @@ def wrap(delivery: Any) -> None:
                 at("producing", settle=_PRODUCED_S)
             return wanted
 
+    async def crashing_transactional(self: Any, options: Any, name: str) -> Any:
+        if not in_commit:
+            at("fencing", name)
+        producer = await transactional(self, options, name)
+        producer.unit = name
+        producer.at("fenced")
+        return producer
+
     async def crashing_begin(self: Any, producer: Any) -> Any:
-        producer.unit = self.place.name
         found = await begin(self, producer)
         producer.at("marker-read")
         return found
@@ -123,7 +127,9 @@ def wrap(delivery: Any) -> None:
         at("committed")
         return report
 
-    delivery.Producer, delivery.Feed = CrashingProducer, CrashingFeed
+    delivery.Producer = workers.Producer = CrashingProducer
+    delivery.Feed = CrashingFeed
+    workers.Worker.transactional = crashing_transactional
     Attempt._begin = crashing_begin
     Sink._send, Sink.write, Sink.commit = crashing_send, crashing_write, crashing_commit
 
