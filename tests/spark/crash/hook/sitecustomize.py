@@ -48,7 +48,7 @@ def at(step: str, unit: str = "", settle: float = 0.0) -> None:
 
 def wrap(delivery: Any) -> None:
     """Put the steps into the sink's module, and into that of its workers, which it has imported."""
-    workers = sys.modules[delivery.Feed.__module__]
+    workers: Any = sys.modules[delivery.Feed.__module__]
     Attempt, Sink, Producer, Feed = (
         delivery._Attempt,
         delivery.Sink,
