@@ -608,6 +608,8 @@ class TransactionManager:
         coordinator, which takes some milliseconds, and reads no other request of ours meanwhile.
         So what comes next may as well be in one request.
         """
+        if not self._joined:
+            return False
         new = [partition for partition in partitions if partition in self._joined]
         for partition in new:
             del self._joined[partition]

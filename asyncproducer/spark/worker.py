@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from asyncproducer.errors import KafkaError
 from asyncproducer.producer import Producer
@@ -22,6 +22,8 @@ from asyncproducer.spark.options import SinkOptions
 __all__ = ["Feed", "Worker", "worker"]
 
 T = TypeVar("T")
+
+_Key: TypeAlias = frozenset[tuple[str, str]]
 
 #: How many bytes of rows may wait for the producer, which has `buffer_memory` besides.
 FEED_BYTES = 8_388_608
@@ -33,9 +35,9 @@ class Worker:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._producers: dict[frozenset[tuple[str, str]], Producer[Any, Any]] = {}
+        self._producers: dict[_Key, Producer[Any, Any]] = {}
         #: Those with transactions that no task has now.
-        self._idle: dict[frozenset[tuple[str, str]], Producer[Any, Any]] = {}
+        self._idle: dict[_Key, Producer[Any, Any]] = {}
         threading.Thread(target=self._run, name="asyncproducer-spark", daemon=True).start()
 
     def _run(self) -> None:
@@ -62,7 +64,7 @@ class Worker:
 
     async def producer(self, options: SinkOptions) -> Producer[Any, Any]:
         """The one with these options, which stays for the next task that needs it."""
-        key = frozenset(options.producer.items())
+        key = _key(options)
         found = self._producers.get(key)
         if found is None:
             found = Producer(config=options.config())
@@ -75,30 +77,31 @@ class Worker:
 
         It goes to `keep` when nothing is open, else it is to be closed. Raises as `start()`.
         """
-        found = self._idle.pop(frozenset(options.producer.items()), None)
+        found = self._idle.pop(_key(options), None)
         if found is not None:
             try:
                 await found._take_over(name)
                 return found
-            except KafkaError:
-                await found.close(0)  # whatever was wrong with it: one that is new knows better
-            except BaseException:
+            except BaseException as error:
                 await found.close(0)
-                raise
+                if not isinstance(error, KafkaError):
+                    raise
+                # Whatever was wrong with it: one that is new knows better.
         found = Producer(config=options.config(transactional_id=name))
         await found.start()
         return found
 
     async def keep(self, options: SinkOptions, producer: Producer[Any, Any]) -> None:
         """The next task that needs one with these options saves the way to the brokers."""
-        other = self._idle.pop(key := frozenset(options.producer.items()), None)
+        key = _key(options)
+        other = self._idle.pop(key, None)
         self._idle[key] = producer
         if other is not None:
             await other.close()
 
     async def forget(self, options: SinkOptions) -> None:
         """Something went wrong with it: the next task gets another."""
-        found = self._producers.pop(frozenset(options.producer.items()), None)
+        found = self._producers.pop(_key(options), None)
         if found is not None:
             await found.close(0)
 
@@ -108,6 +111,11 @@ class Worker:
             while producers:
                 _, found = producers.popitem()
                 await found.close()
+
+
+def _key(options: SinkOptions) -> _Key:
+    """What producers are alike by, but for the transactional id."""
+    return frozenset(options.producer.items())
 
 
 _worker: Worker | None = None
