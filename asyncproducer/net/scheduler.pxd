@@ -15,7 +15,6 @@ cdef class Scheduler:
     cdef public object _in_thread
     cdef public object _on_ready
     cdef public object _transactions
-    cdef public object transactional_id
     cdef public object produce_cap
     cdef public object _client_id
     cdef public int _acks

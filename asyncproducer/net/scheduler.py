@@ -92,7 +92,6 @@ class Scheduler:
         self._in_thread = in_thread
         self._on_ready = on_ready
         self._transactions = transactions
-        self.transactional_id = config.transactional_id
         #: The newest version of Produce that may be used, None for any.
         self.produce_cap: int | None = None
         self._client_id = client_id
@@ -273,6 +272,7 @@ class Scheduler:
         partitions: dict[str, list[wire.ProducePartition]] = {}
         by_place: dict[tuple[str | bytes, int], ProducerBatch] = {}
         cap = self.produce_cap
+        transactions = self._transactions
         metadata = self._cluster.metadata
         for batch in batches:
             topic = topics.get(batch.topic)
@@ -300,7 +300,7 @@ class Scheduler:
                 self._client_id,
                 acks=self._acks,
                 timeout_ms=self._timeout_ms,
-                transactional_id=self.transactional_id,
+                transactional_id=None if transactions is None else transactions.transactional_id,
                 topics=list(topics.values()),
             )
         except UnsupportedVersionError as error:
@@ -308,7 +308,7 @@ class Scheduler:
             return
         node_id = connection.node.node_id
         metrics.request_sent(node_id, batches)
-        adds = self._transactions is not None and self._transactions.sent(node_id, batches)
+        adds = transactions is not None and transactions.sent(node_id, batches)
         connection.send(
             wire.ApiKey.PRODUCE,
             version,

@@ -122,6 +122,11 @@ class Transactions:
         return self._manager.sequences
 
     @property
+    def transactional_id(self) -> str:
+        """Whose transactions these are now."""
+        return self._manager.transactional_id
+
+    @property
     def coordinators(self) -> dict[tuple[int, str], int]:
         """Brokers by what they coordinate; who learns of another one changes it."""
         return self._manager.coordinators
@@ -165,7 +170,6 @@ class Transactions:
     async def take_over(self, transactional_id: str, deadline: float) -> None:
         """`initialize` again, between two transactions: as the producer of this id."""
         operation = self._manager.take_over(transactional_id)
-        self._scheduler.transactional_id = transactional_id
         self._go(self._loop.time())
         await self._wait(operation, deadline)
 
