@@ -5,6 +5,7 @@ from asyncproducer.core.batch cimport ProducerBatch, append_bytes, batch_upper_b
 from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery
 from asyncproducer.core.partitioner cimport BuiltInPartitioner
+from asyncproducer.core.sequences cimport PartitionSequences, Sequences
 from asyncproducer.core.spares cimport SpareBuffers
 
 
@@ -45,7 +46,7 @@ cdef class PartitionQueue:
     cdef public Py_ssize_t next_order
     cdef public object ready_at
     cdef public double timer
-    cdef public object sequences
+    cdef public PartitionSequences sequences
 
 
 @cython.final
@@ -61,7 +62,7 @@ cdef class Accumulator:
     cdef object _retry_backoff
     cdef object _random
     cdef object _codec
-    cdef object _sequences
+    cdef Sequences _sequences
     cdef bint _one_in_flight
     cdef bint _adaptive
     cdef double _availability_timeout
@@ -187,3 +188,34 @@ cdef class Accumulator:
 
     @cython.locals(due=cython.double)
     cdef object _touch(self, PartitionQueue queue, double now)
+
+    # The way of a request.
+
+    @cython.locals(queue=PartitionQueue, batch=ProducerBatch, growing=list, fresh=list)
+    cpdef bint settle(self, double now, object is_idle) except -1
+
+    @cython.locals(queue=PartitionQueue)
+    cpdef object fire_timers(self, double now)
+
+    @cython.locals(deadline=cython.double, expiry=cython.double, batch=ProducerBatch)
+    cpdef double next_deadline(self) except? -2
+
+    @cython.locals(
+        queue=PartitionQueue, head=ProducerBatch, size=Py_ssize_t, batch_size=Py_ssize_t, drained=list
+    )
+    cpdef list drain(self, int node, Py_ssize_t max_size, double now)
+    cdef bint _may_leave(self, PartitionQueue queue, ProducerBatch head, double now) except -1
+    cdef object _take(self, PartitionQueue queue, ProducerBatch batch, double now)
+    @cython.locals(topic=TopicState)
+    cdef PartitionQueue _queue(self, ProducerBatch batch)
+    @cython.locals(queue=PartitionQueue)
+    cpdef object landed(self, ProducerBatch batch)
+    @cython.locals(queue=PartitionQueue, fresh=cython.bint)
+    cpdef bint acknowledge(
+        self, ProducerBatch batch, long long base_offset, long long log_append_time, double now
+    ) except -1
+    cdef object _free(self, ProducerBatch batch)
+    @cython.locals(size=Py_ssize_t)
+    cpdef object give_back(self)
+    @cython.locals(batch=ProducerBatch, expired=list)
+    cpdef list expire(self, double now)

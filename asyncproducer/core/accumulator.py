@@ -1013,7 +1013,8 @@ class Accumulator:
         queue.in_flight.append(batch)
 
     def _queue(self, batch: ProducerBatch) -> PartitionQueue:
-        queue = self.topics[batch.topic].queues[batch.partition]
+        topic = self.topics[batch.topic]
+        queue = topic.queues[batch.partition]
         if queue is None:
             raise AssertionError("a batch has a queue")
         return queue

@@ -242,6 +242,16 @@ cdef class ProducerBatch(Outcome):
     @cython.locals(buffer=bytearray)
     cdef object _give_buffer_back(self)
     cpdef object close(self)
+    cpdef object set_producer_state(
+        self, long long producer_id, int producer_epoch, long long base_sequence, bint transactional
+    )
+    @cython.locals(
+        attributes=cython.int, payload=bytes, header=bytearray, length=Py_ssize_t, crc=cython.uint
+    )
+    cpdef object seal(self)
+    cpdef tuple buffers(self)
+    cpdef object release(self)
+    cpdef bint needs_compression(self)
 
 
 # `ProducerBatch.append_fields` of what is bytes, or None.

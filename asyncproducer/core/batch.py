@@ -637,7 +637,7 @@ class ProducerBatch(Outcome):
         return ratio
 
     def set_producer_state(
-        self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool
+        self, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool
     ) -> None:
         """Who sends it, and as which records of theirs. Takes effect with the next `seal`."""
         self.producer_id = producer_id

@@ -11,12 +11,11 @@ cdef class Reader:
 
     @cython.locals(start=Py_ssize_t)
     cpdef Py_ssize_t advance(self, long long size) except -1
-    @cython.locals(start=Py_ssize_t)
-    cpdef object int16(self)
-    @cython.locals(start=Py_ssize_t)
-    cpdef object int32(self)
-    @cython.locals(start=Py_ssize_t)
-    cpdef object int64(self)
+    cpdef long long int16(self) except? -1
+    cpdef long long int32(self) except? -1
+    cpdef long long int64(self) except? -1
+    @cython.locals(start=Py_ssize_t, data=bytes, value=cython.longlong, place=Py_ssize_t)
+    cdef long long _signed(self, Py_ssize_t size) except? -1
     @cython.locals(
         data=bytes,
         position=Py_ssize_t,
@@ -36,3 +35,15 @@ cdef class Reader:
     cpdef object skip_tagged_fields(self)
     cpdef long long tagged_field_count(self) except -1
     cpdef object finish(self)
+
+
+@cython.locals(value=cython.longlong, place=Py_ssize_t)
+cpdef long long int32_at(object data, Py_ssize_t at) except? -1
+cpdef object write_unsigned_varint(bytearray out, unsigned long long value)
+cpdef object write_int16(bytearray out, long long value)
+cpdef object write_int32(bytearray out, long long value)
+@cython.locals(encoded=bytes)
+cpdef object write_string(bytearray out, object value)
+@cython.locals(encoded=bytes)
+cpdef object write_compact_string(bytearray out, object value)
+cdef bytes _encoded(str value)

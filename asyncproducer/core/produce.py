@@ -18,14 +18,16 @@ only the few bytes between them are written here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import NamedTuple
 
 from asyncproducer.core.metadata import Node
 from asyncproducer.core.primitives import (
     Buffer,
     Reader,
+    int32_at,
     write_compact_string,
+    write_int16,
+    write_int32,
     write_string,
     write_unsigned_varint,
 )
@@ -53,11 +55,7 @@ _CURRENT_LEADER = 10
 _TOPIC_IDS = 13
 
 _API_KEY = 0
-
-_FRAME = Struct(">ihhi")  # size, api key, version, correlation id
-_INT32 = Struct(">i")
-_ACKS_TIMEOUT = Struct(">hi")
-_PARTITION = Struct(">ii")  # index, size of the records
+_SIZE_BYTES = 4
 
 # The places in a batch's header that tell whether it is one whole batch of magic 2.
 _HEADER_BYTES = 61
@@ -71,20 +69,21 @@ _CODEC_ZSTD = 4
 
 _MAX_INT32 = 2**31 - 1
 
-# The fixed part of a partition's answer: index, error code, base offset, log append
-# time and, from version 5 on, log start offset.
-_ANSWER_3 = Struct(">ihqq")
-_ANSWER_5 = Struct(">ihqqq")
-_LEADER = Struct(">ii")
-
 # No element can be shorter than this, whatever the version: the guards of array counts.
 _MIN_TOPIC = 3
+_MIN_PARTITION = 22  # index, error code, base offset, log append time
 _MIN_RECORD_ERROR = 6
 _MIN_NODE = 11
 
 #: Both tagged fields that we know, CurrentLeader of a partition and NodeEndpoints of the
 #: response, have the first tag of their structure.
 _TAG = 0
+
+#: What an answer is called in errors, by its version.
+_ANSWERS = {
+    version: f"Produce v{version} response"
+    for version in range(PRODUCE_VERSIONS[0], PRODUCE_VERSIONS[1] + 1)
+}
 
 
 class ProducePartition(NamedTuple):
@@ -141,7 +140,6 @@ def encode_produce(
     version: int,
     correlation_id: int,
     client_id: str | None,
-    *,
     acks: int,
     timeout_ms: int,
     transactional_id: str | None,
@@ -156,7 +154,10 @@ def encode_produce(
     _check_version(version)
     flexible = version >= _FLEXIBLE
     buffers: list[Buffer] = []
-    out = bytearray(_FRAME.pack(0, _API_KEY, version, correlation_id))
+    out = first = bytearray(_SIZE_BYTES)
+    write_int16(out, _API_KEY)
+    write_int16(out, version)
+    write_int32(out, correlation_id)
     # The client id of a request header stays a string of the old kind (KIP-511).
     write_string(out, client_id)
     if flexible:
@@ -164,8 +165,8 @@ def encode_produce(
         write_compact_string(out, transactional_id)
     else:
         write_string(out, transactional_id)
-    out += _ACKS_TIMEOUT.pack(acks, timeout_ms)
-    first = out
+    write_int16(out, acks)
+    write_int32(out, timeout_ms)
     total = 0
 
     _write_count(out, len(topics), flexible)
@@ -176,13 +177,13 @@ def encode_produce(
         for partition in partitions:
             records = partition.records
             size = _batch_size(topic, partition, version)
+            write_int32(out, partition.partition)
             if flexible:
-                out += _INT32.pack(partition.partition)
                 write_unsigned_varint(out, size + 1)
             else:
-                out += _PARTITION.pack(partition.partition, size)
+                write_int32(out, size)
             total += len(out) + size
-            buffers.append(bytes(out))
+            buffers.append(out)
             buffers.extend(records)
             out = bytearray()
             if flexible:
@@ -194,11 +195,12 @@ def encode_produce(
 
     total += len(out)
     if out:
-        buffers.append(bytes(out))
-    if total - 4 > _MAX_INT32:
+        buffers.append(out)
+    size = total - _SIZE_BYTES
+    if size > _MAX_INT32:
         raise ValueError(f"a request of {total} bytes does not fit in a frame")
-    _INT32.pack_into(first, 0, total - 4)
-    buffers[0] = bytes(first)
+    for place in range(_SIZE_BYTES):
+        first[_SIZE_BYTES - 1 - place] = size >> 8 * place & 0xFF
     return buffers
 
 
@@ -214,7 +216,7 @@ def _write_count(out: bytearray, count: int, flexible: bool) -> None:
     if flexible:
         write_unsigned_varint(out, count + 1)
     else:
-        out += _INT32.pack(count)
+        write_int32(out, count)
 
 
 def _write_topic(out: bytearray, topic: ProduceTopic, version: int, flexible: bool) -> None:
@@ -248,7 +250,7 @@ def _batch_size(topic: ProduceTopic, partition: ProducePartition, version: int) 
             f"{topic.name}-{partition.partition}: a batch of magic {header[_MAGIC_AT]}, "
             f"only magic {_MAGIC} can be sent"
         )
-    length: int = _INT32.unpack_from(header, _BATCH_LENGTH_AT)[0]
+    length = int32_at(header, _BATCH_LENGTH_AT)
     if length + _BATCH_LENGTH_COUNTS_FROM != size:
         raise ValueError(
             f"{topic.name}-{partition.partition}: {size} bytes of records are not exactly one "
@@ -270,7 +272,7 @@ def decode_produce(version: int, body: Buffer) -> ProduceResponse:
     """
     _check_version(version)
     flexible = version >= _FLEXIBLE
-    reader = Reader(body, f"Produce v{version} response", flexible=flexible)
+    reader = Reader(body, _ANSWERS[version], flexible)
     partitions: list[ProducePartitionResponse] = []
     for _ in range(reader.array_length(_MIN_TOPIC)):
         topic: str | None = None
@@ -279,7 +281,7 @@ def decode_produce(version: int, body: Buffer) -> ProduceResponse:
             topic_id = reader.uuid()
         else:
             topic = reader.string()
-        count = reader.array_length(_ANSWER_3.size)
+        count = reader.array_length(_MIN_PARTITION)
         partitions += [_read_partition(reader, version, topic, topic_id) for _ in range(count)]
         reader.skip_tagged_fields()
     throttle_ms = reader.int32()
@@ -295,23 +297,18 @@ def decode_produce(version: int, body: Buffer) -> ProduceResponse:
     else:
         reader.skip_tagged_fields()
     reader.finish()
-    return ProduceResponse(partitions, nodes, throttle_ms)
+    # What calling the class does, without a call of its Python; likewise below.
+    return tuple.__new__(ProduceResponse, (partitions, nodes, throttle_ms))
 
 
 def _read_partition(
     reader: Reader, version: int, topic: str | None, topic_id: bytes | None
 ) -> ProducePartitionResponse:
-    log_start_offset = -1
-    if version >= _LOG_START_OFFSET:
-        start = reader.advance(_ANSWER_5.size)
-        partition, error_code, base_offset, log_append_time, log_start_offset = (
-            _ANSWER_5.unpack_from(reader.data, start)
-        )
-    else:
-        start = reader.advance(_ANSWER_3.size)
-        partition, error_code, base_offset, log_append_time = _ANSWER_3.unpack_from(
-            reader.data, start
-        )
+    partition = reader.int32()
+    error_code = reader.int16()
+    base_offset = reader.int64()
+    log_append_time = reader.int64()
+    log_start_offset = reader.int64() if version >= _LOG_START_OFFSET else -1
     record_errors: tuple[RecordError, ...] = ()
     error_message: str | None = None
     if version >= _RECORD_ERRORS:
@@ -325,26 +322,29 @@ def _read_partition(
         for _ in range(reader.tagged_field_count()):
             if reader.unsigned_varint() == _TAG:
                 outer = reader.enter()
-                start = reader.advance(_LEADER.size)
-                leader, leader_epoch = _LEADER.unpack_from(reader.data, start)
+                leader = reader.int32()
+                leader_epoch = reader.int32()
                 reader.skip_tagged_fields()
                 reader.leave(outer)
             else:
                 reader.advance(reader.unsigned_varint())
     else:
         reader.skip_tagged_fields()
-    return ProducePartitionResponse(
-        topic,
-        topic_id,
-        partition,
-        error_code,
-        base_offset,
-        log_append_time,
-        log_start_offset,
-        record_errors,
-        error_message,
-        leader,
-        leader_epoch,
+    return tuple.__new__(
+        ProducePartitionResponse,
+        (
+            topic,
+            topic_id,
+            partition,
+            error_code,
+            base_offset,
+            log_append_time,
+            log_start_offset,
+            record_errors,
+            error_message,
+            leader,
+            leader_epoch,
+        ),
     )
 
 

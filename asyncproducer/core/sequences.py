@@ -215,15 +215,12 @@ class Sequences:
             # than those before: it may store five batches first and then not recognise an older
             # one.
             leader = partition.owner.leader
-            return (
-                partition.last_acked_sequence >= 0
-                and not partition.maybe_forgotten
-                and not self._stale(partition)
-                and all(
-                    b.in_flight and b.attempts == 0 and b.sent_to == leader
-                    for b in partition.outstanding
-                )
-            )
+            if partition.last_acked_sequence < 0 or partition.maybe_forgotten:
+                return False
+            for other in partition.outstanding:
+                if not other.in_flight or other.attempts > 0 or other.sent_to != leader:
+                    return False
+            return not self._stale(partition)
         first = partition.outstanding[0] if partition.outstanding else None
         return first is batch and (partition.is_before_hole(batch) or self._asks(batch))
 

@@ -1,9 +1,11 @@
 # C types for connection.py: its attributes are where a request spends its time.
 cimport cython
 
+from asyncproducer.core.metrics cimport Metrics
 from asyncproducer.net.frames cimport FrameReader
-from asyncproducer.net.in_flight cimport InFlight
+from asyncproducer.net.in_flight cimport InFlight, Pending
 from asyncproducer.net.outbox cimport Outbox
+from asyncproducer.net.unwritten cimport Unwritten
 
 
 cdef class Connection:
@@ -21,7 +23,7 @@ cdef class Connection:
     cdef public object _loop
     cdef public object _on_closed
     cdef public object _on_room
-    cdef public object _metrics
+    cdef public Metrics _metrics
     cdef public object _ssl_context
     cdef public object _random
     cdef public Py_ssize_t _max_in_flight
@@ -31,7 +33,7 @@ cdef class Connection:
     cdef public object _transport
     cdef public FrameReader _frames
     cdef public InFlight _in_flight
-    cdef public object _unwritten
+    cdef public Unwritten _unwritten
     cdef public Outbox _outbox
     cdef public bint _paused
     cdef public Py_ssize_t _correlation_id
@@ -47,3 +49,23 @@ cdef class Connection:
     cdef public Py_ssize_t _answers
     cdef public object _gone
     cdef public object _name
+
+    cpdef bint can_send(self, double now) except -1
+    cdef object _check_room(self)
+    cdef object _live_transport(self)
+    cdef object _write(
+        self,
+        object api_key,
+        object version,
+        object correlation_id,
+        object buffers,
+        double timeout,
+        object on_done,
+    )
+    @cython.locals(size=Py_ssize_t)
+    cdef object _hand_over(self, object transport, object buffers)
+    @cython.locals(outbox=Outbox, enough=Py_ssize_t, piece=list)
+    cdef object _write_on(self, object transport)
+    cpdef object _data_received(self, object data)
+    @cython.locals(request=Pending)
+    cdef object _frame_received(self, object received)

@@ -53,6 +53,11 @@ logger = guarded("asyncproducer.net.scheduler")
 
 _NEVER = float("inf")
 
+# Looked up once: an enum's members cost as much as the work itself for each batch.
+_PRODUCE = wire.ApiKey.PRODUCE
+_NONE = int(ErrorCode.NONE)
+_DUPLICATE = int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+
 #: Retries are logged so that somebody sees them, once in so many seconds for each topic. All of
 #: them are at level DEBUG.
 _WARNING_SECONDS = 10.0
@@ -292,7 +297,7 @@ class Scheduler:
                 by_place[topic.topic_id, batch.partition] = batch
             metrics.batch_drained(batch, now)
         try:
-            version = connection.version(wire.ApiKey.PRODUCE, cap)
+            version = connection.version(_PRODUCE, cap)
             correlation_id = connection.next_correlation_id()
             buffers = wire.encode_produce(
                 version,
@@ -310,7 +315,7 @@ class Scheduler:
         metrics.request_sent(node_id, batches)
         adds = transactions is not None and transactions.sent(node_id, batches)
         connection.send(
-            wire.ApiKey.PRODUCE,
+            _PRODUCE,
             version,
             correlation_id,
             buffers,
@@ -362,7 +367,7 @@ class Scheduler:
             else:
                 self._metrics.request_done(node_id, now - sent_at)
                 self._metrics.throttled(response.throttle_ms)
-                if wire.throttles_client(wire.ApiKey.PRODUCE, version):
+                if wire.throttles_client(_PRODUCE, version):
                     connection.throttle(response.throttle_ms, now)
                 if self._transactions is not None:
                     concurrent = any(
@@ -414,7 +419,7 @@ class Scheduler:
             )
         for batch, part in answers.items():
             code = part.error_code
-            if code == ErrorCode.NONE or code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            if code in (_NONE, _DUPLICATE):
                 self._accumulator.landed(batch)
                 self._acknowledge(batch, part.base_offset, part.log_append_time, now)
             else:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import uuid
 from collections.abc import Callable
 
@@ -12,12 +13,16 @@ from hypothesis import strategies as st
 
 from asyncproducer.core.primitives import (
     Reader,
+    int32_at,
     write_compact_string,
+    write_int16,
+    write_int32,
     write_string,
     write_unsigned_varint,
 )
 from asyncproducer.errors import ConfigError, ProtocolError
 
+INT64 = st.integers(-(2**63), 2**63 - 1)
 UINT32 = st.integers(0, 2**32 - 1)
 TEXT = st.text(max_size=300)
 
@@ -49,6 +54,18 @@ def test_integers_are_signed_and_big_endian() -> None:
 def test_any_buffer_is_read() -> None:
     for data in (b"\x00\x07", bytearray(b"\x00\x07"), memoryview(b"\xff\x00\x07")[1:]):
         assert Reader(data, "test message").int16() == 7
+
+
+@given(st.integers(-(2**15), 2**15 - 1), st.integers(-(2**31), 2**31 - 1), INT64)
+def test_integers_are_written_and_read_as_struct_does(short: int, middle: int, long: int) -> None:
+    out = bytearray()
+    write_int16(out, short)
+    write_int32(out, middle)
+    assert out == struct.pack(">hi", short, middle)
+    read = reader(bytes(out) + struct.pack(">q", long))
+    assert (read.int16(), read.int32(), read.int64()) == (short, middle, long)
+    for data in (bytes(out), out, memoryview(out)):
+        assert int32_at(data, 2) == middle
 
 
 @given(UINT32)
