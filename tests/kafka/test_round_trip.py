@@ -159,6 +159,11 @@ async def send_all(
     return list(zip(records, outcomes, strict=True))
 
 
+async def until_there(kafka: KafkaCluster, topic: str, counts: dict[int, int]) -> None:
+    """Without acks nobody is told when the broker has the records."""
+    await asyncio.to_thread(kafka.wait_until, lambda: kafka.end_offsets(topic) == counts)
+
+
 @pytest.mark.parametrize(
     ("codec", "level"), [*CODECS, *(pytest.param(*one, marks=pytest.mark.long) for one in LEVELS)]
 )
@@ -184,6 +189,8 @@ async def test_readers_see_what_was_sent(
                 for partition, options in enumerate(GUARANTEES)
             ]
         sent = [task.result() for task in tasks]
+        counts = {partition: len(records) for partition, records in enumerate(sent)}
+        await until_there(kafka, topic, counts)
         log = await read_log(kafka, topic)
         ended = time.time_ns() // 1_000_000
         for partition, options in enumerate(GUARANTEES):
