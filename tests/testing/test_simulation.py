@@ -31,7 +31,13 @@ from asyncproducer.testing.simulation.model import (
     headers_of,
     value_of,
 )
-from asyncproducer.testing.simulation.mutants import MUTANTS, Mutant, find, planted
+from asyncproducer.testing.simulation.mutants import (
+    MUTANTS,
+    Mutant,
+    changed_source,
+    find,
+    planted,
+)
 from asyncproducer.testing.simulation.plan import (
     GROUP,
     OWN_PARTITIONER,
@@ -1019,11 +1025,16 @@ def test_seeds_are_written_down_for_planted_bugs_that_are_there() -> None:
     assert [*KNOWN] == [mutant.name for mutant in MUTANTS]
 
 
-@only_python
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_source_has_the_place_of_a_planted_bug(mutant: Mutant) -> None:
+    """Asked with compiled modules too: who changes such a line sees it at once."""
+    assert mutant.new in changed_source(mutant)
+
+
 def test_a_bug_that_cannot_be_planted_is_an_error() -> None:
     gone = MUTANTS[0]._replace(old="what is not there")
-    with pytest.raises(RuntimeError, match="'what is not there' is not once in"), planted(gone):
-        pass
+    with pytest.raises(RuntimeError, match="'what is not there' is not once in"):
+        changed_source(gone)
 
 
 @pytest.mark.skipif(IMPLEMENTATION == "python", reason="here they can")

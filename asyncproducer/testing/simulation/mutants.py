@@ -7,12 +7,13 @@ Which seeds find them is in known.py, which `--mutants --record` writes.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
-import inspect
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncproducer._implementation import IMPLEMENTATION
@@ -20,8 +21,7 @@ from asyncproducer.testing.simulation.model import Violation
 from asyncproducer.testing.simulation.seeds import make_plan
 from asyncproducer.testing.simulation.world import run
 
-__all__ = ["MUTANTS", "Mutant", "Search", "find", "planted"]
-
+__all__ = ["MUTANTS", "Mutant", "Search", "changed_source", "find", "planted"]
 
 _FUTURE = "from __future__ import annotations\n"
 
@@ -88,8 +88,8 @@ MUTANTS = (
     Mutant(
         "a second batch follows before the first is stored",
         "core.sequences:Sequences.may_drain",
-        "partition.last_acked_sequence >= 0",
-        "True",
+        "partition.last_acked_sequence < 0",
+        "False",
         ("reordered",),
     ),
     Mutant(
@@ -193,15 +193,15 @@ MUTANTS = (
     Mutant(
         "an error that may pass is taken for an acknowledgement",
         "net.scheduler:Scheduler._response",
-        "code == ErrorCode.NONE or",
-        "code in (ErrorCode.NONE, ErrorCode.NOT_ENOUGH_REPLICAS) or",
+        "code in (_NONE, _DUPLICATE)",
+        "code in (_NONE, _DUPLICATE, ErrorCode.NOT_ENOUGH_REPLICAS)",
         ("lost",),
     ),
     Mutant(
         "a repeated batch that is stored counts as failed",
         "net.scheduler:Scheduler._response",
-        "code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER",
-        "False",
+        "code in (_NONE, _DUPLICATE)",
+        "code == _NONE",
         ("duplicate",),
     ),
     Mutant(
@@ -424,6 +424,24 @@ MUTANTS = (
 )
 
 
+def changed_source(mutant: Mutant) -> str:
+    """The function that has this bug, as source. It is there beside compiled modules too.
+
+    Raises RuntimeError where the source has changed so that the bug cannot be planted.
+    """
+    module_name, _, path = mutant.where.partition(":")
+    file = Path(__file__).parents[2].joinpath(*module_name.split(".")).with_suffix(".py")
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    node: Any = ast.parse("".join(lines))
+    for name in path.split("."):
+        node = next(inner for inner in node.body if getattr(inner, "name", None) == name)
+    first = min(inner.lineno for inner in (node, *node.decorator_list))
+    source = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
+    if source.count(mutant.old) != 1:
+        raise RuntimeError(f"{mutant.name}: {mutant.old!r} is not once in {mutant.where}")
+    return source.replace(mutant.old, mutant.new)
+
+
 @contextlib.contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
     """The producer has this bug until the end of the block. Not safe in several threads.
@@ -440,11 +458,8 @@ def planted(mutant: Mutant) -> Iterator[None]:
     for part in owners:
         owner = getattr(owner, part)
     healthy = vars(owner)[name]
-    source = textwrap.dedent(inspect.getsource(healthy))
-    if source.count(mutant.old) != 1:
-        raise RuntimeError(f"{mutant.name}: {mutant.old!r} is not once in {mutant.where}")
     code = compile(
-        _FUTURE + source.replace(mutant.old, mutant.new),
+        _FUTURE + changed_source(mutant),
         f"<{mutant.where}, in which {mutant.name}>",
         "exec",
     )
