@@ -37,11 +37,11 @@ cdef class Reader:
     cpdef object finish(self)
 
 
-@cython.locals(value=cython.longlong, place=Py_ssize_t)
-cpdef long long int32_at(object data, Py_ssize_t at) except? -1
 cpdef object write_unsigned_varint(bytearray out, unsigned long long value)
 cpdef object write_int16(bytearray out, long long value)
 cpdef object write_int32(bytearray out, long long value)
+@cython.locals(above=cython.longlong, shift=cython.int)
+cdef object _write_signed(bytearray out, long long value, int size)
 @cython.locals(encoded=bytes)
 cpdef object write_string(bytearray out, object value)
 @cython.locals(encoded=bytes)

@@ -18,7 +18,6 @@ from asyncproducer.errors import ConfigError, ProtocolError
 __all__ = [
     "Buffer",
     "Reader",
-    "int32_at",
     "write_compact_string",
     "write_int16",
     "write_int32",
@@ -48,7 +47,7 @@ class Reader:
 
     __slots__ = ("data", "end", "flexible", "position", "what")
 
-    def __init__(self, data: Buffer, what: str, flexible: bool = False) -> None:
+    def __init__(self, data: Buffer, what: str, *, flexible: bool = False) -> None:
         # Bytes are the fastest thing to index. Responses are small: the copy costs nothing.
         self.data = data if isinstance(data, bytes) else bytes(data)
         self.position = 0
@@ -220,16 +219,6 @@ class Reader:
         return f"{self.end - self.position} bytes"
 
 
-def int32_at(data: Buffer, at: int) -> int:
-    """The signed 32-bit number that is at this place. Its four bytes must be there."""
-    value = data[at]
-    if value >= 0x80:
-        value -= 0x100
-    for place in range(at + 1, at + 4):
-        value = value << 8 | data[place]
-    return value
-
-
 def write_unsigned_varint(out: bytearray, value: int) -> None:
     """Appends an unsigned number, seven bits in a byte, the lowest first."""
     while value > 0x7F:
@@ -239,15 +228,21 @@ def write_unsigned_varint(out: bytearray, value: int) -> None:
 
 
 def write_int16(out: bytearray, value: int) -> None:
-    """Appends a signed 16-bit number."""
-    out.append(value >> 8 & 0xFF)
-    out.append(value & 0xFF)
+    """Appends a signed 16-bit number. Raises ValueError for one that does not fit."""
+    _write_signed(out, value, 2)
 
 
 def write_int32(out: bytearray, value: int) -> None:
-    """Appends a signed 32-bit number."""
-    write_int16(out, value >> 16)
-    write_int16(out, value)
+    """Appends a signed 32-bit number. Raises ValueError for one that does not fit."""
+    _write_signed(out, value, 4)
+
+
+def _write_signed(out: bytearray, value: int, size: int) -> None:
+    above = value >> 8 * size - 1
+    if above not in (0, -1):
+        raise ValueError(f"{value} does not fit in {size} bytes")
+    for shift in range(8 * size - 8, -8, -8):
+        out.append(value >> shift & 0xFF)
 
 
 def write_string(out: bytearray, value: str | None) -> None:

@@ -3,7 +3,6 @@ cimport cython
 
 from asyncproducer.core.primitives cimport (
     Reader,
-    int32_at,
     write_compact_string,
     write_int16,
     write_int32,
@@ -35,7 +34,6 @@ cdef long long _MAX_INT32
     first=bytearray,
     total=cython.longlong,
     size=cython.longlong,
-    place=Py_ssize_t,
 )
 cpdef list encode_produce(
     int version,

@@ -18,13 +18,13 @@ only the few bytes between them are written here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
 from typing import NamedTuple
 
 from asyncproducer.core.metadata import Node
 from asyncproducer.core.primitives import (
     Buffer,
     Reader,
-    int32_at,
     write_compact_string,
     write_int16,
     write_int32,
@@ -56,6 +56,7 @@ _TOPIC_IDS = 13
 
 _API_KEY = 0
 _SIZE_BYTES = 4
+_INT32 = Struct(">i")
 
 # The places in a batch's header that tell whether it is one whole batch of magic 2.
 _HEADER_BYTES = 61
@@ -183,7 +184,7 @@ def encode_produce(
             else:
                 write_int32(out, size)
             total += len(out) + size
-            buffers.append(out)
+            buffers.append(bytes(out))
             buffers.extend(records)
             out = bytearray()
             if flexible:
@@ -195,12 +196,12 @@ def encode_produce(
 
     total += len(out)
     if out:
-        buffers.append(out)
+        buffers.append(bytes(out))
     size = total - _SIZE_BYTES
     if size > _MAX_INT32:
         raise ValueError(f"a request of {total} bytes does not fit in a frame")
-    for place in range(_SIZE_BYTES):
-        first[_SIZE_BYTES - 1 - place] = size >> 8 * place & 0xFF
+    _INT32.pack_into(first, 0, size)
+    buffers[0] = bytes(first)
     return buffers
 
 
@@ -250,7 +251,7 @@ def _batch_size(topic: ProduceTopic, partition: ProducePartition, version: int) 
             f"{topic.name}-{partition.partition}: a batch of magic {header[_MAGIC_AT]}, "
             f"only magic {_MAGIC} can be sent"
         )
-    length = int32_at(header, _BATCH_LENGTH_AT)
+    length: int = _INT32.unpack_from(header, _BATCH_LENGTH_AT)[0]
     if length + _BATCH_LENGTH_COUNTS_FROM != size:
         raise ValueError(
             f"{topic.name}-{partition.partition}: {size} bytes of records are not exactly one "
@@ -272,7 +273,7 @@ def decode_produce(version: int, body: Buffer) -> ProduceResponse:
     """
     _check_version(version)
     flexible = version >= _FLEXIBLE
-    reader = Reader(body, _ANSWERS[version], flexible)
+    reader = Reader(body, _ANSWERS[version], flexible=flexible)
     partitions: list[ProducePartitionResponse] = []
     for _ in range(reader.array_length(_MIN_TOPIC)):
         topic: str | None = None

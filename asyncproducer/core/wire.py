@@ -28,7 +28,7 @@ from io import BytesIO
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from asyncproducer.core.metadata import MetadataResponse, Node, PartitionUpdate, TopicUpdate
-from asyncproducer.core.primitives import Buffer, Reader, int32_at, write_string
+from asyncproducer.core.primitives import Buffer, Reader, write_string
 from asyncproducer.core.produce import (
     PRODUCE_VERSIONS,
     ProducePartition,
@@ -269,14 +269,13 @@ def split_frame(api_key: int, version: int, frame: Buffer) -> tuple[int, memoryv
     Raises ProtocolError.
     """
     view = memoryview(frame)
-    if len(view) < _CORRELATION_ID_BYTES:
-        raise ProtocolError(f"malformed response header: it has {len(view)} bytes")
-    correlation_id = int32_at(view, 0)
+    reader = Reader(view[:_CORRELATION_ID_BYTES], "response header")
+    correlation_id = reader.int32()
     if response_header_version(api_key, version) == 0:
         return correlation_id, view[_CORRELATION_ID_BYTES:]
-    if len(view) > _CORRELATION_ID_BYTES and view[_CORRELATION_ID_BYTES] == 0:
-        return correlation_id, view[_CORRELATION_ID_BYTES + 1 :]
     body = view[_CORRELATION_ID_BYTES:]
+    if body and body[0] == 0:
+        return correlation_id, body[1:]
     tags = Reader(body, "response header", flexible=True)
     tags.skip_tagged_fields()
     return correlation_id, body[tags.position :]

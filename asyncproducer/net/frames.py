@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncproducer.core.primitives import int32_at
 from asyncproducer.errors import ProtocolError
 
 __all__ = ["MAX_FRAME_BYTES", "FrameReader", "frame"]
@@ -56,10 +55,7 @@ class FrameReader:
         start, end = 0, len(data)
         need = _PREFIX
         while end - start >= _PREFIX:
-            size = int32_at(data, start)
-            if not 0 <= size <= MAX_FRAME_BYTES:
-                raise _no_frame(data[start : start + _PREFIX], size)
-            need = _PREFIX + size
+            need = _PREFIX + _size(view[start : start + _PREFIX])
             if end - start < need:
                 break
             yield view[start + _PREFIX : start + need]
@@ -70,17 +66,21 @@ class FrameReader:
         self._need = need
 
 
-def _no_frame(first: bytes, size: int) -> ProtocolError:
+def _size(prefix: memoryview) -> int:
+    size = int.from_bytes(prefix, "big", signed=True)
+    if 0 <= size <= MAX_FRAME_BYTES:
+        return size
+    first = bytes(prefix)
     if first == b"HTTP" or first.lower() in (b"<!do", b"<htm"):
-        return ProtocolError(
+        raise ProtocolError(
             "the peer answers in HTTP: the port belongs to a web server, not to a Kafka broker"
         )
     if first[:2] == b"\x15\x03":  # a TLS alert record, version 3.x
-        return ProtocolError(
+        raise ProtocolError(
             "the peer answers with a TLS alert: the port speaks TLS, set security_protocol to SSL"
             " or SASL_SSL"
         )
-    return ProtocolError(
+    raise ProtocolError(
         f"the peer sent a frame of {size} bytes (at most {MAX_FRAME_BYTES} are accepted): it does"
         " not speak Kafka's protocol"
     )

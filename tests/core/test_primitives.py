@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from asyncproducer.core.primitives import (
     Reader,
-    int32_at,
     write_compact_string,
     write_int16,
     write_int32,
@@ -64,8 +63,20 @@ def test_integers_are_written_and_read_as_struct_does(short: int, middle: int, l
     assert out == struct.pack(">hi", short, middle)
     read = reader(bytes(out) + struct.pack(">q", long))
     assert (read.int16(), read.int32(), read.int64()) == (short, middle, long)
-    for data in (bytes(out), out, memoryview(out)):
-        assert int32_at(data, 2) == middle
+
+
+@pytest.mark.parametrize(
+    ("write", "bits"),
+    [pytest.param(write_int16, 16, id="16"), pytest.param(write_int32, 32, id="32")],
+)
+def test_an_integer_that_does_not_fit_is_not_written(
+    write: Callable[[bytearray, int], None], bits: int
+) -> None:
+    out = bytearray()
+    for value in (2 ** (bits - 1), -(2 ** (bits - 1)) - 1):
+        with pytest.raises(ValueError, match=f"{value} does not fit in {bits // 8} bytes"):
+            write(out, value)
+    assert out == b""
 
 
 @given(UINT32)

@@ -311,7 +311,7 @@ def test_request_with_sizes_around_the_varint_steps(version: int, size: int) -> 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_record_buffers_are_passed_on_and_one_of_its_own_lies_between(version: int) -> None:
+def test_record_buffers_are_passed_on_and_only_one_bytes_object_lies_between(version: int) -> None:
     header, payload, whole = bytearray(batch(b"abc")[:61]), b"abc", memoryview(batch(b"other"))
     buffers = encode(
         version,
@@ -322,6 +322,7 @@ def test_record_buffers_are_passed_on_and_one_of_its_own_lies_between(version: i
     assert [id(buffer) for buffer in given] == [id(b) for b in (header, payload, whole, whole)]
     kinds = "".join("r" if any(b is g for g in given) else "s" for b in buffers)
     assert kinds == ("srrsrsrs" if version >= 9 else "srrsrsr")
+    assert all(type(buffer) is bytes for buffer in buffers if all(buffer is not g for g in given))
 
 
 def test_size_counts_every_byte_of_the_frame_but_its_own() -> None:
