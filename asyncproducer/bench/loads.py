@@ -25,6 +25,9 @@ __all__ = ["LOADS", "Meter", "peak_rss_mib", "percentile", "values_of", "warm_up
 #: The longest that records of an open loop are waited for after the last has left.
 _PATIENCE_S = 60.0
 
+#: The fewest that each task of a loop sends: a single one would measure how tasks are made.
+_LOOP_SENDS = 5
+
 _TICK_S = 0.001
 _IDLE = str(Path(__file__).with_name("idle.py"))
 
@@ -260,14 +263,15 @@ async def burst(peer: Peer, job: Job) -> Result:
 
 
 async def loop(peer: Peer, job: Job) -> Result:
-    """Tasks that send one record after the other, until all are sent or the time is up."""
+    """Tasks that send one record after the other, five at least, until all are sent or the time
+    is up."""
     case = job.case
     send, values = peer.send_to(job.topics[0]), values_of(case)
     latencies = array("d")
     meter = Meter()
 
     async def service() -> None:
-        for value in islice(values, max(1, case.records // case.tasks)):
+        for value in islice(values, max(_LOOP_SENDS, case.records // case.tasks)):
             before = perf_counter()
             if before - meter.began > case.seconds:
                 break

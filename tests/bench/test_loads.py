@@ -190,6 +190,12 @@ async def test_bursts_and_loops_send_what_they_report() -> None:
         assert ("p50_ms" in result) == (load == "loop")
 
 
+async def test_each_task_of_a_loop_sends_more_than_once() -> None:
+    peer = Recorder(blocking=False)
+    result = await run(peer, Case(name="x", load="loop", records=10, tasks=10))
+    assert result["records"] == len(peer.got) == 50
+
+
 async def test_an_open_loop_ends_when_all_have_their_end() -> None:
     for blocking in (True, False):
         peer = Recorder(blocking=blocking)
