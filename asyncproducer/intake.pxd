@@ -19,6 +19,8 @@ cdef class Intake
 cdef enum:
     COMPILED = 1
 cdef Py_ssize_t _BYTES_PER_TURN
+cdef double _SECONDS_PER_TURN
+cdef Py_ssize_t _BYTES_PER_LOOK
 cdef Py_ssize_t _BYTES_PER_RECORD
 cdef Py_ssize_t _BYTES_PER_ROW
 cdef Py_ssize_t _ROWS_AT_ONCE
@@ -251,6 +253,8 @@ cdef class Intake:
     cdef object _declined
     cdef Py_ssize_t _taken
     cdef public Py_ssize_t turn_bytes
+    cdef Py_ssize_t _look_at
+    cdef double _turn_ends
     cdef Py_ssize_t _settling
     cdef object __weakref__
 
@@ -323,3 +327,5 @@ cdef class Intake:
     @cython.locals(counter=cython.ulonglong, nanoseconds=cython.longlong)
     cdef long long _today(self) noexcept
     cdef double _now(self) except? -1
+    @cython.locals(taken=Py_ssize_t)
+    cdef bint _look(self) except -1

@@ -108,9 +108,12 @@ _BATCHES_PER_REQUEST = 5
 #: In how many turns of the loop a record leaves that nobody follows.
 _LONE_TURNS = 2
 
-#: How much a loop of `await enqueue()` may take in before it lets the event loop turn: bytes,
-#: where a record counts as so many more than it has. Compiled, that is half a millisecond or less.
-_BYTES_PER_TURN = 1_048_576 if COMPILED else 524_288
+#: How much a loop of `await enqueue()` may take in before it lets the event loop turn: at most so
+#: many bytes, where a record counts as so many more than it has; and no more after so many seconds,
+#: which are looked at each time that some of these bytes have come in.
+_BYTES_PER_TURN = 1_048_576
+_SECONDS_PER_TURN = 0.00045
+_BYTES_PER_LOOK = 65_536
 _BYTES_PER_RECORD = 400
 #: The same for a row of a bulk, which counts half: it costs less.
 _BYTES_PER_ROW = 60
@@ -494,9 +497,12 @@ class Intake:
         self._absent: dict[str, OrderedDict[Pending, None]] = {}
         #: What somebody is told who does not wait.
         self._declined: KafkaError | None = None
-        #: What came in since the loop has turned, and how much may.
+        #: What came in since the loop has turned, how much may, and with how much to look whether
+        #: that was enough, which it is from `_turn_ends` on.
         self._taken = 0
         self.turn_bytes = _BYTES_PER_TURN
+        self._look_at = 0
+        self._turn_ends = 0.0
         #: For how many turns of the loop `_settle` has been under way; 0 while it is not.
         self._settling = 0
         #: Whether a task had more records in this turn than it takes.
@@ -633,7 +639,7 @@ class Intake:
             if self._hash_keys:
                 place = partition_for_key(key, state.partition_count)
         taken = self._taken + size + _BYTES_PER_RECORD
-        if taken > self.turn_bytes or size > self._certain_size:
+        if taken > self._look_at or size > self._certain_size:
             return None
         when = self._today()
         delivery = self.accumulator.append_open(state, place, when, key, value, NO_HEADERS, size)
@@ -659,17 +665,30 @@ class Intake:
             self._check_usable()
         self._in_turn = True
         self._thread = get_ident()
+        self._turn_ends = self._now() + _SECONDS_PER_TURN
         self._loop.call_soon(self._turned)
 
     def _turned(self) -> None:
         self._in_turn = False
-        self._taken = 0
+        self._taken = self._look_at = 0
         if self.accumulator.pouring and not self._pouring:
             self._scheduler.wake()  # what was held up gets no more
         self.accumulator.pouring = self._pouring
         self._pouring = False
         # It holds its batch, whose end is told when nobody can ask for it any more.
         self.accumulator.last = None
+
+    def _look(self) -> bool:
+        """Whether this task shall let the loop turn before its next record."""
+        taken = self._taken
+        if taken <= self.turn_bytes and self._now() < self._turn_ends:
+            self._look_at = min(taken + _BYTES_PER_LOOK, self.turn_bytes)
+            return False
+        # Another task may have some as well.
+        self._taken = 0
+        self._look_at = min(_BYTES_PER_LOOK, self.turn_bytes)
+        self.breathing = asyncio.current_task()
+        return True
 
     def _today(self) -> int:
         """The time in ms since 1970.
@@ -774,10 +793,9 @@ class Intake:
         else:
             when = timestamp
         self._taken += size + _BYTES_PER_RECORD
-        if self._taken > self.turn_bytes:
+        if self._taken > self._look_at:
             # Also where nothing can leave yet: it is the answers that must be read.
-            self._taken = 0
-            self.breathing = asyncio.current_task()
+            self._look()
         accumulator = self.accumulator
         state = self._last_state
         if topic is not self._last_topic or state is None or not state.known:
@@ -856,9 +874,7 @@ class Intake:
                     state, rows, row, min(rows.count, row + _ROWS_AT_ONCE), self._certain_size
                 )
                 self._taken += (batch.size - size + (row - first) * _BYTES_PER_ROW) >> 1
-            if self._taken > self.turn_bytes:
-                self._taken = 0
-                self.breathing = asyncio.current_task()
+            if self._taken > self._look_at and self._look():
                 break
         return row
 

@@ -27,7 +27,7 @@ from datetime import datetime
 from enum import Enum
 from functools import partial, update_wrapper
 from itertools import islice
-from time import time_ns
+from time import thread_time, time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, Unpack
 from uuid import UUID
@@ -509,6 +509,8 @@ class Producer(Front, Generic[K, V]):
             adaptive=config.partitioner_adaptive_partitioning_enable,
             adaptive_linger=config.adaptive_linger,
             availability_timeout=config.partitioner_availability_timeout_ms / 1000,
+            # A loop with a clock of its own is one where everything shall happen again as it did.
+            clock=thread_time if type(loop).time is asyncio.BaseEventLoop.time else None,
             loop=loop,
             trouble=lambda: self._scheduler.id_error or self._cluster.last_error,
             on_failed=None if transactions is None else transactions.batch_failed,

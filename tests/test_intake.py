@@ -1258,6 +1258,37 @@ async def test_loop_of_enqueues_lets_others_run(
         assert not sent[-1].done()
 
 
+@pytest.mark.parametrize(("seconds", "records"), [(0.0, 14), (0.0002, 4), (0.001, 2)])
+async def test_a_turn_takes_in_what_there_is_time_for(
+    cluster: EmbeddedCluster, new_producer: New, seconds: float, records: int
+) -> None:
+    """Where a record takes so long; at most a megabyte however quick that is. That it was enough
+    is seen with the record after, and the task lets the loop turn before the next."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    async with new_producer(batch_size=1000, batch_max_bytes=0) as producer:
+        await producer.warm_up("t")
+        await turns()
+        task = asyncio.current_task()
+        assert task is not None
+        turn = 0
+
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            if turn < 20:
+                loop.call_soon(count)
+
+        loop.call_soon(count)
+        in_turn: list[int] = []
+        for _ in range(3 * records):
+            await producer.enqueue("t", bytes(75_000))
+            in_turn.append(turn)
+            loop._set_time(loop.time() + seconds)
+        assert [in_turn.count(number) for number in range(3)] == [records] * 3
+        await producer.flush()
+
+
 async def test_cancelled_while_others_need_the_loop(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:

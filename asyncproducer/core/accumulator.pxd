@@ -16,6 +16,9 @@ cdef enum:
     COMPILED = 1
 cdef Py_ssize_t _MOST_ADDED
 cdef Py_ssize_t _WORTH_PARTITIONS
+cdef double _COMPRESSING_SECONDS
+cdef double _LEARNING
+cdef Py_ssize_t _THREAD_BYTES
 
 
 @cython.final
@@ -66,8 +69,14 @@ cdef class Accumulator:
     cdef bint _one_in_flight
     cdef bint _adaptive
     cdef double _availability_timeout
-    cdef Py_ssize_t _quick_bytes
+    cdef public Py_ssize_t quick_bytes
     cdef Py_ssize_t _quick_left
+    cdef Py_ssize_t _least_quick
+    cdef Py_ssize_t _most_quick
+    cdef double _slowness
+    cdef object _clock
+    cdef public bint compressed_here
+    cdef public list postponed
     cdef object _loop
     cdef object _trouble
     cdef object _on_failed
@@ -201,9 +210,21 @@ cdef class Accumulator:
     cpdef double next_deadline(self) except? -2
 
     @cython.locals(
-        queue=PartitionQueue, head=ProducerBatch, size=Py_ssize_t, batch_size=Py_ssize_t, drained=list
+        queue=PartitionQueue,
+        head=ProducerBatch,
+        size=Py_ssize_t,
+        batch_size=Py_ssize_t,
+        drained=list,
+        wanting=cython.bint,
     )
     cpdef list drain(self, int node, Py_ssize_t max_size, double now)
+    cpdef bint turned(self, double now) except -1
+    @cython.locals(size=Py_ssize_t)
+    cdef bint _postpones(self, ProducerBatch batch) except -1
+    @cython.locals(size=Py_ssize_t)
+    cdef bint _compress(self, ProducerBatch batch) except -1
+    @cython.locals(slowness=double)
+    cdef bint _learn(self, Py_ssize_t size, double seconds) except -1
     cdef bint _may_leave(self, PartitionQueue queue, ProducerBatch head, double now) except -1
     cdef object _take(self, PartitionQueue queue, ProducerBatch batch, double now)
     @cython.locals(topic=TopicState)

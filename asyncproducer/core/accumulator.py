@@ -2,9 +2,10 @@
 
 Nothing here looks at all partitions. A queue that has something to do is in exactly
 one place: in the ready line of its leader's node (something can leave now), on the
-deadline heap (linger, or the backoff of a retry), among the leaderless, or nowhere,
-when it waits for an event that will touch it again: an answer, a compressed batch, a
-producer id, memory. `_touch` decides which, whenever something about a queue changed.
+deadline heap (linger, or the backoff of a retry), among the leaderless, among those that
+wait for the loop's next turn, or nowhere, when it waits for an event that will touch it
+again: an answer, a compressed batch, a producer id, memory. `_touch` decides which,
+whenever something about a queue changed.
 
 Who may wait, may not be here: `append` returns None where memory is needed that the
 pool does not give at once; `batch_bytes` says how much.
@@ -67,6 +68,17 @@ _WORTH_BYTES = 262_144
 _WORTH_BATCHES = 16
 _WORTH_PARTITIONS = 100
 _MOST_HELD_SECONDS = 0.005
+
+#: What is compressed in one turn of the loop takes so many seconds or so. A batch that does not
+#: fit any more waits for the next turn if it is small: a thread would take longer to hear of it.
+_COMPRESSING_SECONDS = 0.00045
+_THREAD_BYTES = 65_536
+#: How much the newest measurement counts of how long it takes to compress a byte; and of what is
+#: known of a codec beforehand, so many times are the most that this may come to.
+_LEARNING = 0.1
+_MOST_QUICKER = 2
+#: As the least, a batch of ordinary size is compressed here if it is known that it may.
+_LEAST_QUICK_BYTES = 16_384
 
 #: How often the load of a topic's queues is looked at, in seconds per partition, and at
 #: least: counting is O(partitions), so large topics are counted less often.
@@ -206,6 +218,7 @@ class Accumulator:
         adaptive_linger: bool = False,
         availability_timeout: float = 0.0,
         quick_bytes: int | None = None,
+        clock: Callable[[], float] | None = None,
         loop: Any = None,
         trouble: Callable[[], BaseException | None] = lambda: None,
         on_failed: Callable[[ProducerBatch, Failure], None] | None = None,
@@ -235,8 +248,17 @@ class Accumulator:
         self._availability_timeout = availability_timeout
         if quick_bytes is None:
             quick_bytes = 0 if codec is None else codec.quick_bytes
-        #: How much may be compressed here for one request, and how much of that is left.
-        self._quick_bytes = self._quick_left = quick_bytes
+        #: How much may be compressed here in one turn of the loop, and how much of that is left.
+        #: The former follows what `clock` says of how long it takes.
+        self.quick_bytes = self._quick_left = quick_bytes
+        self._least_quick = min(quick_bytes, _LEAST_QUICK_BYTES)
+        self._most_quick = _MOST_QUICKER * quick_bytes
+        self._clock = clock
+        self._slowness = _COMPRESSING_SECONDS / quick_bytes if quick_bytes else 0.0
+        #: Whether anything was compressed here since the loop has turned: `turned` is to be called.
+        self.compressed_here = False
+        #: Queues whose head waits for the next turn of the loop to be compressed.
+        self.postponed: list[PartitionQueue] = []
         self._loop = loop
         #: What is wrong with the brokers just now, for the errors of what was never sent.
         self._trouble = trouble
@@ -882,7 +904,6 @@ class Accumulator:
         line = self.ready.get(node)
         if line is None:
             return []
-        self._quick_left = self._quick_bytes
         drained: list[ProducerBatch] = []
         size = 0
         again: list[PartitionQueue] = []
@@ -897,9 +918,16 @@ class Accumulator:
                 continue
             if drained and size + head.estimated_size() > max_size:
                 break
+            wanting = head.needs_compression()
+            if wanting and self._postpones(head):
+                # It may grow until then.
+                self.postponed.append(queue)
+                del line[queue]
+                queue.ready_at = None
+                continue
             if head.is_open:
                 self._close(queue, head)
-            if head.needs_compression() and not self._compress(queue, head):
+            if wanting and not self._compress(head):
                 del line[queue]
                 queue.ready_at = None
                 continue
@@ -955,18 +983,39 @@ class Accumulator:
             return False
         return self._sequences is None or self._sequences.may_drain(queue.sequences, head)
 
-    def _compress(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+    def turned(self, now: float) -> bool:
+        """The loop has turned. Returns whether something waited for it."""
+        self.compressed_here = False
+        self._quick_left = self.quick_bytes
+        postponed, self.postponed = self.postponed, []
+        for queue in postponed:
+            self._touch(queue, now)
+        return bool(postponed)
+
+    def _postpones(self, batch: ProducerBatch) -> bool:
+        """Whether it is compressed in the next turn: here, but there is no time left in this."""
+        size = batch.size
+        return self._quick_left < size <= self.quick_bytes and size < _THREAD_BYTES
+
+    def _compress(self, batch: ProducerBatch) -> bool:
         """Compress it here if that is quick; hand it over and return False if it is not."""
         codec = batch.codec
         if codec is None:
             return True
-        if batch.size > self._quick_left:
+        size = batch.size
+        if size > self._quick_left:
             batch.compressing = True
             self.to_compress.append(batch)
             return False
-        self._quick_left -= batch.size
+        self._quick_left -= size
+        self.compressed_here = True
         try:
-            payload = codec.compress(batch.uncompressed())
+            if self._clock is None:
+                payload = codec.compress(batch.uncompressed())
+            else:
+                began = self._clock()
+                payload = codec.compress(batch.uncompressed())
+                self._learn(size, self._clock() - began)
         except Exception:
             # The shell does what is done with a large batch: try again, and give it up
             # (`not_compressed`). Not here, in the middle of a request.
@@ -975,6 +1024,14 @@ class Accumulator:
             return False
         self._compressed(batch, payload)
         return True
+
+    def _learn(self, size: int, seconds: float) -> None:
+        """So long it took to compress so much."""
+        slowness = self._slowness
+        slowness += (seconds / size - slowness) * _LEARNING
+        self._slowness = max(slowness, _COMPRESSING_SECONDS / self._most_quick)
+        allowed = int(_COMPRESSING_SECONDS / self._slowness)
+        self.quick_bytes = max(self._least_quick, allowed)
 
     def _compressed(self, batch: ProducerBatch, payload: bytes) -> None:
         ratio = batch.compressed(payload)

@@ -8,6 +8,11 @@ from asyncproducer.net.outbox cimport Outbox
 from asyncproducer.net.unwritten cimport Unwritten
 
 
+cdef Py_ssize_t _BYTES_AT_ONCE
+cdef double _SECONDS_AT_ONCE
+cdef Py_ssize_t _LARGE_BYTES
+
+
 cdef class Connection:
     # Tests put their own methods into one.
     cdef dict __dict__
@@ -36,6 +41,9 @@ cdef class Connection:
     cdef public Unwritten _unwritten
     cdef public Outbox _outbox
     cdef public bint _paused
+    cdef public Py_ssize_t _allowance
+    cdef public double _writing
+    cdef public bint _turning
     cdef public Py_ssize_t _correlation_id
     cdef public Py_ssize_t _sasl_id
     cdef public double _throttled_until
@@ -64,7 +72,7 @@ cdef class Connection:
     )
     @cython.locals(size=Py_ssize_t)
     cdef object _hand_over(self, object transport, object buffers)
-    @cython.locals(outbox=Outbox, enough=Py_ssize_t, piece=list)
+    @cython.locals(outbox=Outbox, before=Py_ssize_t, large=cython.bint, began=double, piece=list)
     cdef object _write_on(self, object transport)
     cpdef object _data_received(self, object data)
     @cython.locals(request=Pending)

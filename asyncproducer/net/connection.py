@@ -90,8 +90,11 @@ CLOSE_GRACE = 1.0
 #: asyncio's default: with more bytes unwritten the transport pauses us.
 HIGH_WATER_BYTES = 64 * 1024
 
-#: How much is written before the loop may turn.
+#: How much is written before the loop may turn, and for how many seconds.
 _BYTES_AT_ONCE = 1024 * 1024
+_SECONDS_AT_ONCE = 0.00045
+#: To write less than this takes no time.
+_LARGE_BYTES = 64 * 1024
 
 #: Where in the session's life to authenticate again (Java: ReauthenticationInfo): early
 #: enough for a slow answer, and not all connections at once.
@@ -152,6 +155,11 @@ class Connection:
         )
         self._outbox = Outbox()
         self._paused = False
+        #: How much more may be written in this turn of the loop, for how long that was done, and
+        #: whether `_turned` is to be called.
+        self._allowance = _BYTES_AT_ONCE
+        self._writing = 0.0
+        self._turning = False
         self._correlation_id = 0
         self._sasl_id = 0
         self._throttled_until = 0.0
@@ -502,13 +510,19 @@ class Connection:
         self._metrics.written(self.node.node_id, size, self.last_used)
 
     def _write_on(self, transport: asyncio.Transport) -> None:
-        """Give the transport what it takes, but for no longer than a millisecond or so."""
+        """Give the transport what it takes, but not for long in a turn of the loop."""
         outbox = self._outbox
-        enough = len(outbox) - _BYTES_AT_ONCE
+        began = 0.0
         while outbox and not self._paused:
-            if len(outbox) <= enough:
-                self._loop.call_soon(self._go_on)
-                return
+            before = len(outbox)
+            large = before >= _LARGE_BYTES
+            if large:
+                if self._allowance <= 0:
+                    return  # `_turned` goes on
+                if not self._turning:
+                    self._turning = True
+                    self._loop.call_soon(self._turned)
+                began = self._loop.time()
             piece = outbox.take()
             if len(piece) == 1:
                 transport.write(piece[0])  # CPython 3.11 would copy it in `writelines`
@@ -518,6 +532,19 @@ class Connection:
                 # CPython before 3.12.9 and 3.13.2 forgets to pause us after `writelines`
                 # (gh-127655), but not after this: it sets what is set already.
                 transport.set_write_buffer_limits(HIGH_WATER_BYTES)
+            if large:
+                self._allowance -= before - len(outbox)
+                self._writing += self._loop.time() - began
+                if self._writing >= _SECONDS_AT_ONCE:
+                    self._allowance = 0
+
+    def _turned(self) -> None:
+        self._turning = False
+        waiting = self._allowance <= 0 and self._outbox
+        self._allowance = _BYTES_AT_ONCE
+        self._writing = 0.0
+        if waiting:
+            self._go_on()
 
     def _go_on(self) -> None:
         """The transport may take more: write the rest, then tell that there is room."""

@@ -116,6 +116,8 @@ class Scheduler:
         self._warned: dict[str, float] = {}
         self._stepping = False
         self._step_again = False
+        #: Whether `_turned` is to be called.
+        self._turning = False
         # A dict keeps their order; that of a set differs from run to run.
         self._tasks: dict[asyncio.Task[None], None] = {}
         #: Why there is no producer id yet, where one is asked for in vain.
@@ -209,6 +211,9 @@ class Scheduler:
                     self._ask_for_leaders()
                 while accumulator.to_compress:
                     self.spawn(self._compress(accumulator.to_compress.pop()))
+                if accumulator.compressed_here and not self._turning:
+                    self._turning = True
+                    self._loop.call_soon(self._turned)
                 accumulator.give_back()
                 if not (self._step_again or accumulator.news):
                     deadline = min(accumulator.next_deadline(), self._held_until)
@@ -217,6 +222,12 @@ class Scheduler:
                     return self._awake_by(deadline)
         finally:
             self._stepping = False
+
+    def _turned(self) -> None:
+        self._turning = False
+        now = self._loop.time()
+        if self._accumulator.turned(now):
+            self.try_step(now)
 
     def _serve(self, node: int, now: float) -> None:
         accumulator = self._accumulator

@@ -140,6 +140,8 @@ class Rig:
         return set(self.accumulator.ready)
 
     def drain(self, node: int = 1, max_size: int = 10**6) -> list[ProducerBatch]:
+        """In a new turn of the loop."""
+        self.accumulator.turned(self.now)
         self.accumulator.fire_timers(self.now)
         return self.accumulator.drain(node, max_size, self.now)
 
@@ -1407,15 +1409,95 @@ def test_large_batches_are_compressed_elsewhere_and_then_leave() -> None:
     assert values(batch) == [bytes(500)]
 
 
-def test_one_request_compresses_only_so_much_on_the_loop() -> None:
-    """Small batches add up: what is too much goes elsewhere, and the next request begins anew."""
-    rig = Rig([1, 1, 1], codec=codec("lz4"), linger=0.0, quick_bytes=300)
+def test_one_turn_compresses_only_so_much_on_the_loop() -> None:
+    """Small batches add up: what is too much waits for the next turn, in its place, and grows."""
+    rig = Rig([1, 1, 1, 2], codec=codec("lz4"), linger=0.0, quick_bytes=300)
+    accumulator = rig.accumulator
+    for partition in range(4):
+        rig.append(bytes(100), partition=partition)
+    assert not accumulator.compressed_here
+    assert partitions(rig.drain()) == [0]
+    assert accumulator.compressed_here
+    assert accumulator.drain(2, 10**6, rig.now) == [], "the turn is one for all brokers"
+    assert accumulator.to_compress == []
+    assert rig.ready() == set()
+    rig.append(bytes(10), partition=1)
+    accumulator.news = False
+    assert accumulator.turned(rig.now)
+    assert accumulator.news
+    assert not accumulator.compressed_here
+    assert rig.ready() == {1, 2}
+    [batch] = accumulator.drain(1, 10**6, rig.now)
+    assert (batch.partition, values(batch)) == (1, [bytes(100), bytes(10)])
+    accumulator.turned(rig.now)
+    assert partitions(accumulator.drain(1, 10**6, rig.now)) == [2]
+    accumulator.turned(rig.now)
+    assert partitions(accumulator.drain(2, 10**6, rig.now)) == [3]
+    assert not accumulator.turned(rig.now), "nothing waits any more"
+
+
+def test_what_waits_for_the_next_turn_can_end_or_move_before() -> None:
+    rig = Rig([1, 1, 1], codec=codec("lz4"), linger=0.0, quick_bytes=300, delivery_timeout=2.0)
     for partition in range(3):
         rig.append(bytes(100), partition=partition)
     assert partitions(rig.drain()) == [0]
-    assert [batch.partition for batch in rig.accumulator.to_compress] == [1, 2]
-    rig.append(bytes(100), partition=0)
+    rig.see([1, 1, 2])
+    assert rig.ready() == {1, 2}, "who is looked at again asks again"
+    for node in (1, 2):
+        assert rig.accumulator.drain(node, 10**6, rig.now) == []
+    rig.now += 2.0
+    assert len(rig.accumulator.expire(rig.now)) == 3
+    assert rig.accumulator.turned(rig.now)
+    assert rig.ready() == set()
+
+
+def test_a_large_batch_goes_to_a_thread_though_it_would_fit_the_next_turn() -> None:
+    rig = Rig([1, 1], codec=codec("lz4"), batch_size=100_000, linger=0.0, quick_bytes=150_000)
+    for partition in range(2):
+        rig.append(bytes(80_000), partition=partition)
     assert partitions(rig.drain()) == [0]
+    assert [batch.partition for batch in rig.accumulator.to_compress] == [1]
+
+
+class Slow:
+    """A clock in which each look takes `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now = 0.0
+        self.seconds = seconds
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+def test_what_waits_is_asked_for_though_a_turn_takes_less_than_was_thought() -> None:
+    clock = iter([0.0, 0.0, 0.0, 1.0]).__next__
+    rig = Rig([1, 1, 1], codec=codec("lz4"), batch_size=150_000, linger=0.0, clock=clock)
+    for partition, size in enumerate((90_000, 60_000, 10_000)):
+        rig.append(bytes(size), partition=partition)
+    assert partitions(rig.drain()) == [0, 2]
+    assert rig.accumulator.quick_bytes == 16_384, "the second took a second"
+    assert len(rig.accumulator.postponed) == 1
+    assert rig.accumulator.compressed_here
+    assert rig.accumulator.turned(rig.now)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "learned"),
+    [
+        pytest.param(1.0, 16_384, id="never less than a batch of ordinary size"),
+        pytest.param(0.0, 2 * 147_456, id="never more than twice what is known of the codec"),
+        pytest.param(10_061 / 100_000 * 0.00045, 100_000, id="what is measured"),
+    ],
+)
+def test_how_much_a_turn_compresses_follows_what_it_takes(seconds: float, learned: int) -> None:
+    rig = Rig(codec=codec("lz4"), batch_size=10_000, linger=0.0, clock=Slow(seconds))
+    assert rig.accumulator.quick_bytes == 147_456
+    for _ in range(200):
+        rig.append(bytes(10_000 - 10))
+        rig.acknowledge(rig.drain_one())
+    assert rig.accumulator.quick_bytes == pytest.approx(learned, rel=0.01)
 
 
 def test_how_much_that_is_the_codec_says() -> None:

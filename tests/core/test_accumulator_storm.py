@@ -369,6 +369,7 @@ class Storm:
         self.flushing = 0
         self.last_bytes: dict[ProducerBatch, tuple[tuple[int, int, int], bytes]] = {}
         self.stepping = False
+        self.turns_waited_for = 0
         self.refresh()
 
     # -- what happens --
@@ -575,6 +576,12 @@ class Storm:
         self.accumulator.give_back()
         assert all(s.delivery is not None and s.delivery.done() for s in pending)
 
+    def turn(self) -> None:
+        """The event loop turns, as the accumulator hears of it: as long as something was done."""
+        accumulator = self.accumulator
+        if accumulator.compressed_here and accumulator.turned(self.now):
+            self.turns_waited_for += 1
+
     def pass_time(self) -> None:
         self.now += self.random.choice([0.0001, 0.001, 0.001, 0.004, 0.01, 0.1, 0.3])
 
@@ -743,7 +750,10 @@ class Storm:
                 assert due > self.now or queue in self.accumulator.leaderless
             elif self.sequences is None or self.sequences.may_drain(queue.sequences, head):
                 timed = due > self.now and self.accumulator.next_deadline() <= due
-                assert in_line or timed, f"{queue} is lost"
+                waits = queue in self.accumulator.postponed
+                if waits:
+                    assert self.accumulator.compressed_here, "else nobody asks for the next turn"
+                assert in_line or timed or waits, f"{queue} is lost"
 
     def check_ends(self) -> None:
         for record in self.sent:
@@ -783,6 +793,7 @@ class Storm:
             (self.answer, self.setup.answers),
             (self.answer_producer_id, 5),
             (self.compress, 6),
+            (self.turn, 20),
             (self.disconnect, self.setup.unrest),
             (self.connect, 2 * self.setup.unrest),
             (self.move_leader, self.setup.unrest),
@@ -829,6 +840,7 @@ class Storm:
                 self.connected[node] = True
             self.answer_producer_id()
             self.compress()
+            self.turn()
             self.step()
             self.process()
             self.answer()
@@ -839,7 +851,7 @@ class Storm:
             if not (busy or self.accumulator.incomplete or self.pool.line):
                 break
             id_missing = self.sequences is not None and self.sequences.state is not IdState.READY
-            if not busy and not id_missing:
+            if not (busy or id_missing or self.accumulator.compressed_here):
                 self.now = max(self.now, self.accumulator.next_deadline())
                 assert self.now < calm_at + 30, "something is stuck"
         assert not self.accumulator.incomplete
@@ -935,3 +947,7 @@ def test_storm(name: str, seed: int) -> None:
     storm = Storm(seed, SETUPS[name])
     storm.run()
     assert storm.acknowledged > 0
+    if storm.setup.compression == "none":
+        assert storm.turns_waited_for == 0
+    elif not storm.setup.batch_max_bytes:
+        assert storm.turns_waited_for > 0

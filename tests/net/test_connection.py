@@ -32,6 +32,7 @@ from asyncproducer.net.connection import TRANSITIONS, Connection, ConnectionStat
 from asyncproducer.net.frames import FrameReader, frame
 from asyncproducer.net.outbox import PIECE_BYTES
 from asyncproducer.net.transport import Address, TcpConnector, unwritten
+from asyncproducer.testing.clock import VirtualTimeLoop
 from asyncproducer.testing.network import MemoryLink, MemoryNetwork
 
 pytestmark = pytest.mark.virtual_time
@@ -669,6 +670,32 @@ async def test_the_loop_turns_while_a_very_large_request_leaves() -> None:
     assert sum(sizes(broker.pipe)) > 20 * PIECE_BYTES
     assert max(sizes(broker.pipe)) == PIECE_BYTES
     assert rooms == [True]
+
+
+async def test_the_loop_turns_where_writing_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a turn may write is for all requests of that turn."""
+    client, broker = await ready()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    write = broker.pipe.write
+
+    def slow_write(data: bytes) -> None:
+        write(data)
+        loop._set_time(loop.time() + 0.0003)
+
+    monkeypatch.setattr(broker.pipe, "write", slow_write)
+    broker.pipe.writes.clear()
+    for name in ("first", "second"):
+        client.send(name, buffers=[bytes(100_000)])
+        assert client.can_send()
+    client.send("third", buffers=[bytes(100_000)])
+    assert not client.can_send()
+    assert sum(sizes(broker.pipe)) < 201_000
+    await settle()
+    assert client.can_send()
+    assert sum(sizes(broker.pipe)) > 300_000
 
 
 @pytest.mark.parametrize("reason", [None, ConnectionFailed("enough")])

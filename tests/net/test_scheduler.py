@@ -2258,6 +2258,29 @@ async def test_large_batches_are_compressed_beside_the_loop(
     assert max(batch.record_count for batch in batches(cluster)) > 64
 
 
+async def test_small_batches_are_compressed_in_one_turn_after_the_other(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Neither at once nor in a thread: nothing but the next turn of the loop is waited for."""
+    loop = asyncio.get_running_loop()
+    async with new_producer(compression_type="lz4", linger_ms=0, adaptive_linger=False) as producer:
+        await producer.warm_up("t4")
+        accumulator = producer._accumulator
+        accumulator.quick_bytes = 300
+        accumulator.turned(now())
+        began = loop.time()
+        deliveries = [
+            producer.send_nowait("t4", payload(number), partition=number) for number in range(4)
+        ]
+        assert len(accumulator.postponed) == 3
+        await asyncio.gather(*deliveries)
+        assert loop.time() - began < 0.01
+        assert not accumulator.postponed
+        await asyncio.sleep(0)
+        assert not accumulator.compressed_here
+    assert len(cluster.received("produce")) > 1
+
+
 async def test_expired_while_it_is_compressed(cluster: EmbeddedCluster, new_producer: New) -> None:
     async with new_producer(**{**IMPATIENT, "batch_size": 200_000}, compression_type="gzip") as p:
         await p.warm_up("t")

@@ -5,6 +5,7 @@ KNOWN: dict[str, tuple[int, ...]] = {
     "one in flight: the partition is not muted": (996, 1068, 1752),
     "a retry does not wait for those before it": (1407, 1060, 1218),
     "a second batch follows before the first is stored": (351, 223, 1099),
+    "what waits for the loop's next turn is forgotten": (583, 1027, 1261),
     "what follows goes to a broker's new address": (13503, 35308),
     "what follows overtakes what is on its way to the topic before": (7827, 7924, 11644),
     "what the topic before has acknowledged counts for the next one": (13593, 32788, 35775),

@@ -164,6 +164,13 @@ class PlanMaker:
         turn_bytes = self.rng.choice((1, 1, 500, 1500))
         return dataclasses.replace(plan, cluster={**plan.cluster, "turn_bytes": turn_bytes})
 
+    def squeezed(self, plan: Plan) -> Plan:
+        """A turn of the loop compresses a record or a few. Asked last."""
+        if plan.options.get("compression_type", "none") == "none" or not self.chance(0.5):
+            return plan
+        quick_bytes = self.rng.choice((150, 300, 1000))
+        return dataclasses.replace(plan, cluster={**plan.cluster, "quick_bytes": quick_bytes})
+
     def moved(self, plan: Plan) -> Plan:
         """A broker gets another address, or a topic is made again: even later than `serialized`."""
         rng = self.rng

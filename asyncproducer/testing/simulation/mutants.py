@@ -93,6 +93,13 @@ MUTANTS = (
         ("reordered",),
     ),
     Mutant(
+        "what waits for the loop's next turn is forgotten",
+        "core.accumulator:Accumulator.turned",
+        "self._touch(queue, now)",
+        "pass",
+        ("calm", "starved"),
+    ),
+    Mutant(
         "what follows goes to a broker's new address",
         "core.accumulator:Accumulator.node_moved",
         "batch.sent_to = GONE",

@@ -20,4 +20,4 @@ def make_plan(seed: int) -> Plan:
     """The plan of this seed: always the same in one version of what makes it."""
     maker = TransactionalPlanMaker if is_transactional(seed) else PlanMaker
     makes = maker(random.Random(seed))
-    return makes.poured(makes.moved(makes.serialized(makes.plan(seed))))
+    return makes.squeezed(makes.poured(makes.moved(makes.serialized(makes.plan(seed)))))

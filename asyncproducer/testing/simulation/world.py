@@ -364,6 +364,10 @@ class _World:
             self.producer._scheduler._in_thread = self._in_thread
             if self.producer._intake is not None and "turn_bytes" in plan.cluster:
                 self.producer._intake.turn_bytes = plan.cluster["turn_bytes"]
+            if "quick_bytes" in plan.cluster:
+                accumulator = self.producer._accumulator
+                accumulator.quick_bytes = plan.cluster["quick_bytes"]
+                accumulator.turned(loop.time())
             start = loop.time()
             for step in plan.steps:
                 loop.call_at(start + step.at, self._begin, step)
