@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -182,12 +183,30 @@ async def test_a_tenth_is_the_warm_up() -> None:
     assert await warm_up(peer, job(Case(name="x", records=500))) == len(peer.got) == 50
 
 
+async def test_before_a_case_that_goes_through_partitions_each_has_had_one() -> None:
+    peer = Recorder(blocking=True)
+    case = Case(name="x", records=500, partitions=7, run_length=100)
+    assert await warm_up(peer, job(case)) == len(peer.got) == 57
+    assert [partition for _, partition, _ in peer.got[:7]] == list(range(7))
+
+
 async def test_bursts_and_loops_send_what_they_report() -> None:
     for load in ("burst", "loop"):
         peer = Recorder(blocking=False)
         result = await run(peer, Case(name="x", load=load, records=100, tasks=10))
         assert result["records"] == len(peer.got) == 100
         assert ("p50_ms" in result) == (load == "loop")
+
+
+async def test_the_collector_is_patient_where_the_case_says_so() -> None:
+    thresholds = gc.get_threshold()
+    try:
+        for patient, expected in ((False, thresholds), (True, (50_000, 20, 20))):
+            case = Case(name="x", load="burst", records=1, patient_collector=patient)
+            await run(Recorder(blocking=False), case)
+            assert gc.get_threshold() == expected
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 async def test_each_task_of_a_loop_sends_more_than_once() -> None:
