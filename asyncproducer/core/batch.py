@@ -597,11 +597,9 @@ class ProducerBatch(Outcome):
     ) -> bytearray:  # pragma: no cover - coverage sees no C
         """A larger buffer, with what is written (compiled only; else it grows by itself)."""
         buffer: Any = self.buffer
-        room = 2 * len(buffer)
-        if self.capacity < room:
-            room = self.capacity
-        if needed > room:
-            room = needed
+        room = self.capacity
+        if needed > room or room == sys.maxsize:
+            room = max(needed, 2 * len(buffer))
         spares = self._spares
         larger = None if spares is None else spares.take(room)
         if spares is None or larger is None:
