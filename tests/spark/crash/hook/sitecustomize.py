@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 #: What names the directory with the tickets.
 TICKETS = "ASYNCPRODUCER_CRASH_TICKETS"
 
+_PACKAGE = "asyncproducer"
 _SINK = "asyncproducer.spark.delivery"
 #: Nobody waits longer, in seconds: who has told it to may be gone.
 _PATIENCE_S = 20.0
@@ -135,31 +137,36 @@ def wrap(delivery: Any) -> None:
 
 
 class _Loader(importlib.abc.Loader):
-    """Another loader, and then `wrap`."""
+    """Another loader, and then `after`."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+    def __init__(self, loader: importlib.abc.Loader, after: Callable[[ModuleType], None]) -> None:
         self._loader = loader
+        self._after = after
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        wrap(module)
+        self._after(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Wraps the sink's module when it is imported: before, nothing of it must be loaded."""
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        if name != _SINK:
+        if name not in (_PACKAGE, _SINK):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, wrap if name == _SINK else self.go_first)
         return spec
+
+    def go_first(self, _: object = None) -> None:
+        """Also when the package has put a finder of its own there, to load what is not compiled."""
+        sys.meta_path.insert(0, self)
 
 
 if TICKETS in os.environ:
-    sys.meta_path.insert(0, _Finder())
+    _Finder().go_first()
