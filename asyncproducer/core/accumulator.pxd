@@ -27,7 +27,6 @@ cdef class TopicState:
     cdef public object view
     cdef public Py_ssize_t partition_count
     cdef public Py_ssize_t most_bytes
-    cdef public Py_ssize_t grown_bytes
     cdef public bint known
     cdef public BuiltInPartitioner partitioner
     cdef public list queues
@@ -161,9 +160,7 @@ cdef class Accumulator:
         Py_ssize_t granted=*,
     )
 
-    @cython.locals(
-        most=Py_ssize_t, limit=Py_ssize_t, larger=Py_ssize_t, left=Py_ssize_t, ripe=cython.bint
-    )
+    @cython.locals(most=Py_ssize_t, limit=Py_ssize_t, left=Py_ssize_t, ripe=cython.bint)
     cdef bint _grow(
         self, PartitionQueue queue, ProducerBatch batch, Py_ssize_t size, double now
     ) except -1

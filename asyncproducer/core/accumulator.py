@@ -180,8 +180,6 @@ class TopicState:
         self.name = name
         #: Up to this a batch may grow. Less than configured where the broker took no more.
         self.most_bytes = most_bytes
-        #: So large was the last of its batches that grew: the next one probably will be.
-        self.grown_bytes = 0
         self.view = view
         #: That of `view`.
         self.partition_count = view.partition_count
@@ -631,8 +629,8 @@ class Accumulator:
         Where records are compressed, a batch may need more memory than `batch_size` until it
         is full. And a full batch that nobody takes yet becomes larger: so batches are small
         where brokers are quick, and large where they are busy. Memory comes in steps that
-        double, and only while nobody waits for any. While half of it is free they are larger, since
-        what is in the batch is copied with each: as large as the topic's last batch became.
+        double, and only while nobody waits for any; in larger ones while half of it is free, since
+        what is in the batch is copied with each.
         """
         ripe = batch.ripe or batch.estimated_size() + size > batch.write_limit
         size += batch.size
@@ -641,12 +639,9 @@ class Accumulator:
             most = queue.topic.most_bytes
             if size > most:
                 return False
-            larger = 2 * limit
-            while larger < queue.topic.grown_bytes:
-                larger *= 2
-            left = self._memory.available - (larger - batch.memory)
+            left = self._memory.available - (2 * limit - batch.memory)
             if 2 * left >= self._memory.total:
-                limit = larger
+                limit *= 2
             if limit > most:
                 limit = most
         if limit < size:
@@ -730,11 +725,8 @@ class Accumulator:
         """The open batch takes no more records."""
         batch.close()
         queue.open = None
-        topic = queue.topic
-        if batch.ripe:
-            topic.grown_bytes = batch.size
-        if topic.sticky is batch:
-            self._unstick(topic)
+        if queue.topic.sticky is batch:
+            self._unstick(queue.topic)
 
     def _update_load(self, topic: TopicState, now: float) -> None:
         """Tell the partitioner how long the queues are (KIP-794, adaptive)."""

@@ -597,9 +597,11 @@ class ProducerBatch(Outcome):
     ) -> bytearray:  # pragma: no cover - coverage sees no C
         """A larger buffer, with what is written (compiled only; else it grows by itself)."""
         buffer: Any = self.buffer
-        room = self.capacity
-        if needed > room or room == sys.maxsize:
-            room = max(needed, 2 * len(buffer))
+        room = 2 * len(buffer)
+        if self.capacity < room:
+            room = self.capacity
+        if needed > room:
+            room = needed
         spares = self._spares
         larger = None if spares is None else spares.take(room)
         if spares is None or larger is None:

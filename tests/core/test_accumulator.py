@@ -1112,25 +1112,6 @@ def test_memory_grows_in_steps_and_covers_the_bytes(total: int, quick: int) -> N
         assert later == min(100_000, (4 if later <= quick else 2) * earlier)
 
 
-@pytest.mark.parametrize(
-    ("total", "steps"),
-    [(10**9, [1000, 32_000]), (60_000, [1000, 2000, 4000, 8000, 16_000, 32_000])],
-)
-def test_the_next_batch_grows_to_the_size_of_the_last_at_once(total: int, steps: list[int]) -> None:
-    """What is in it is copied once then; where that leaves less than half, it doubles."""
-    rig = growing(most=100_000, memory=Pool(total))
-    for _ in range(33):
-        rig.append(bytes(900))
-    rig.acknowledge(rig.drain_one(), 0)
-    assert rig.taken() == 0
-    taken: list[int] = []
-    for _ in range(33):
-        rig.append(bytes(900))
-        if rig.memory.taken not in taken:
-            taken.append(rig.memory.taken)
-    assert taken == steps
-
-
 def test_it_never_grows_beyond_its_bound() -> None:
     rig = growing(most=5000)
     for _ in range(100):
