@@ -159,7 +159,9 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
+        if spec is None or spec.loader is None:
+            self.go_first()  # it may be found later
+        else:
             spec.loader = _Loader(spec.loader, wrap if name == _SINK else self.go_first)
         return spec
 
