@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
 
-from asyncproducer.core.bulk import Column, HeaderColumn, Numbers, Table, Validity
+from asyncproducer.core.bulk import (
+    Column,
+    HeaderColumn,
+    Numbers,
+    Table,
+    Validity,
+    murmur2_rows,
+)
 from asyncproducer.errors import SerializationError
 
 if TYPE_CHECKING:
@@ -24,6 +31,7 @@ __all__ = [
     "Columns",
     "Reader",
     "errors_table",
+    "murmur2_of",
     "open_table",
 ]
 
@@ -308,6 +316,11 @@ def _header_column(array: Any) -> HeaderColumn:
         for child in (_storage(pairs.field(0)), _storage(pairs.field(1)))
     )
     return HeaderColumn(lists, skipped, _validity(pairs), names, values)
+
+
+def murmur2_of(array: pyarrow.Array) -> memoryview:
+    """Kafka's murmur2 of each row of a binary or text array, as 64-bit integers; 0 for null."""
+    return memoryview(murmur2_rows(_column(_storage(array)), len(array)))
 
 
 def errors_table(errors: Iterable[tuple[int, Exception, Any, Any]]) -> Any:

@@ -191,6 +191,10 @@ cdef class Column(Values):
     cpdef object get(self, Py_ssize_t row)
 
 
+@cython.locals(hashes="long long[::1]", row=Py_ssize_t, size=Py_ssize_t)
+cpdef object murmur2_rows(Column column, Py_ssize_t count)
+
+
 @cython.final
 cdef class Numbers:
     cdef const long long[::1] _values

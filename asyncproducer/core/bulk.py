@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     put_field: Any
     put_varint: Any
 
-__all__ = ["Column", "HeaderColumn", "Numbers", "Objects", "Rows", "Table", "Tally"]
+__all__ = ["Column", "HeaderColumn", "Numbers", "Objects", "Rows", "Table", "Tally", "murmur2_rows"]
 
 #: Whether this module runs compiled, which C knows as a constant: what the other case needs is not
 #: even there. A file that Python loads from source ends in .py.
@@ -576,6 +576,20 @@ class Column(Values):
         with suppress(SerializationError):  # who reads that row alone hears of it
             for row in range(first, end):
                 yield self.get(row)
+
+
+def murmur2_rows(column: Column, count: int) -> array[int]:
+    """`murmur2` of each of the first `count` rows; 0 for null."""
+    found = array("q", bytes(8 * count))
+    hashes: Any = found
+    for row in range(count):
+        size = column.locate(row)
+        if size >= 0:
+            if COMPILED:  # pragma: no cover - coverage sees no C
+                hashes[row] = hash_at(column.at, size)
+            else:
+                hashes[row] = murmur2(column.present(size))
+    return found
 
 
 class Numbers:

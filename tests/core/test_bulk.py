@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncproducer.arrow import Columns, open_table
+from asyncproducer.arrow import Columns, murmur2_of, open_table
 from asyncproducer.core.accumulator import Accumulator, TopicState
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, encode_headers
@@ -18,7 +18,7 @@ from asyncproducer.core.bulk import Column, Objects, Rows, Table, Validity
 from asyncproducer.core.compression import codec
 from asyncproducer.core.delivery import Delivery, Failure
 from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
-from asyncproducer.core.partitioner import partition_for_key
+from asyncproducer.core.partitioner import murmur2, partition_for_key
 from asyncproducer.errors import BrokerRejected, RecordTooLarge, SerializationError
 from asyncproducer.records import Record, RecordMetadata
 
@@ -477,3 +477,23 @@ def test_offsets_outside_of_the_data_are_refused(offsets: list[int], code: Any) 
     rows = Table(1, topic="t", keys=None, values=column)
     with pytest.raises(SerializationError, match=r"damaged.* of 4"):
         rows.read(0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())],
+)
+def test_a_column_is_hashed_by_the_row(kind: Any) -> None:
+    values = [b"21", None, b"", b"foobar", b"x" * 1000, b"a"]
+    column = pa.array(values, pa.binary()).cast(kind)
+    expected = [0 if value is None else murmur2(value) for value in values]
+    assert list(murmur2_of(column)) == expected
+    assert list(murmur2_of(column.slice(2, 3))) == expected[2:5]
+    assert list(murmur2_of(column.slice(0, 0))) == []
+
+
+def test_a_damaged_column_is_not_hashed() -> None:
+    offsets = pa.py_buffer(array("i", [0, 5, 2]))
+    column = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"12345")])
+    with pytest.raises(SerializationError, match="damaged"):
+        murmur2_of(column)
