@@ -50,6 +50,7 @@ from asyncproducer.encoding import RecordSerializer
 from asyncproducer.errors import (
     BatchDeliveryError,
     ConfigError,
+    ErrorCode,
     ForkError,
     IllegalStateError,
     MetadataTimeout,
@@ -128,6 +129,9 @@ _SPARE_BYTES = 8 * 1024 * 1024
 
 #: How many errors a failed send_table raises: its result has all.
 _ERRORS_RAISED = 100
+
+#: Seconds: for a topic that is there to be known by every broker, and between two looks.
+_TOPIC_ID_S, _TOPIC_ID_AGAIN_S = 5.0, 0.2
 
 
 class State(Enum):
@@ -1278,16 +1282,24 @@ class Producer(Front, Generic[K, V]):
     async def _topic_id(self, topic: str) -> UUID | None:
         """Asked anew, whatever is known: another one where the topic was made again.
 
-        Waits and raises as `partitions_for`.
+        Waits and raises as `partitions_for`, but creates no topic: one that is not there within
+        some seconds is a MetadataTimeout.
         """
         intake = self._usable_intake("partitions_for")
         intake.check_topic(topic)
-        request = MetadataRequest([topic])
-        answer = await self._cluster.request(request, deadline=self._loop_time() + self._max_block)
-        for found in answer.topics:
-            if found.name == topic and not found.error_code:
+        deadline = self._loop_time() + min(self._max_block, _TOPIC_ID_S)
+        request = MetadataRequest([topic], allow_auto_topic_creation=False)
+        while True:
+            answer = await self._cluster.request(request, deadline=deadline)
+            found = next((each for each in answer.topics if each.name == topic), None)
+            if found is not None and not found.error_code:
                 return None if found.topic_id is None else UUID(bytes=found.topic_id)
-        return (await self.partitions_for(topic))[0].topic_id
+            if found is None or found.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                return (await self.partitions_for(topic))[0].topic_id
+            # It may be that new that not all brokers know it.
+            if self._loop_time() + _TOPIC_ID_AGAIN_S >= deadline:
+                raise MetadataTimeout(f"there is no topic {topic!r}")
+            await asyncio.sleep(_TOPIC_ID_AGAIN_S)
 
     async def committed_offsets(
         self, group_id: str, partitions: Iterable[Any]
