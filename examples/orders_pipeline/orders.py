@@ -122,7 +122,7 @@ class Codec:
 def _from_json(value: bytes) -> Order:
     try:
         order = json.loads(value)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise UndecodableError(f"not JSON: {error}") from error
     if not fastavro.validate(order, _parsed("raw"), raise_errors=False):
         raise UndecodableError("JSON, but no order")

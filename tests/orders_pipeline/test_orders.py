@@ -70,6 +70,7 @@ def test_confluents_serializer_writes_and_reads_the_same() -> None:
         (AVRO, AVRO.encode("raw", ORDER) + b"xx", "2 bytes behind"),
         (JSON, b"{", "not JSON"),
         (JSON, b"\xff", "not JSON"),
+        (JSON, b"[" * 200_000, "not JSON"),
         (JSON, b"[1]", "no order"),
         (JSON, json.dumps(ORDER | {"quantity": "3"}).encode(), "no order"),
         (JSON, json.dumps({"order_id": "o-1"}).encode(), "no order"),
