@@ -4,15 +4,17 @@
     python benchmarks/spark_sink.py --json benchmarks/results/spark.json
 
 One real Kafka and one Spark, `local[2]`, which share the cores of this machine. Rows have values of
-100 bytes that Spark makes itself, and where there are keys, 16 bytes of them. Each case runs once
-unmeasured, then once a round; who is first rotates. Every run has a topic of its own, whose end
-offsets must be what was written (exactly once, where they count transactions as well: the records
-that are read as committed).
+100 bytes that Spark makes itself, and where there are keys, 16 bytes of them. Each case runs some
+times unmeasured, then once a round; who is first rotates. Every run has a topic of its own, whose
+end offsets must be what was written (exactly once, where they count transactions as well: the
+records that are read as committed).
 "built-in, tuned" is Spark's sink with linger.ms=20 and batch.size=1000000; "asyncproducer, tuned"
 this one where Spark does not ask for the size of each Arrow batch after each row, as the queries
-have it, too (docs/spark-clusters.md, Tuning); "noop" only makes the rows. "per core" is by a second
-of CPU of Spark, its Python workers included; "added" is by a micro-batch, beside one whose sink is
-noop.
+have it, too (docs/spark-clusters.md, Tuning); "noop" only makes the rows. Queries go from Kafka to
+Kafka: "at least once" with values alone, "same columns" and "exactly once" with where each row was
+read besides (marker=source), "groups" with a shuffle by partition (marker=group). "per core" is by
+a second of CPU of Spark, its Python workers included; "added" is by a micro-batch, beside one whose
+sink is noop.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import asyncproducer
+from asyncproducer.spark import by_kafka_partition
 from asyncproducer.spark.connector import connector_jars
 from asyncproducer.testing import KafkaCluster
 from asyncproducer.testing.java import spark_java_home
@@ -45,6 +48,15 @@ _TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1000000"}
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _BY_ROWS = str(2**31 - 1)
 _LARGE, _SMALL = 100_000, 1_000
+
+_QUERIES = [
+    "at least once",
+    "at least once, same columns",
+    "exactly once",
+    "exactly once, groups",
+    "built-in",
+    "noop",
+]
 
 Row = dict[str, Any]
 
@@ -146,15 +158,19 @@ class Bench:
             .load()
         )
         options = self.options(topic)
-        if sink == "noop" or sink == "built-in":
-            rows = rows.select("value")
+        exact = sink.startswith("exactly once")
+        if sink in ("exactly once", "at least once, same columns"):
+            places = ("topic as __topic", "partition as __partition", "offset as __offset")
+            rows = rows.selectExpr("value", *places)
         else:
-            # The same columns for both: each costs.
-            rows = rows.selectExpr(
-                "value", "topic as __topic", "partition as __partition", "offset as __offset"
-            )
-        if sink == "exactly once":
-            options |= {"delivery": "exactly_once", "marker": "source", "sink.id": topic}
+            rows = rows.select("value")
+        if exact:
+            options |= {"delivery": "exactly_once", "sink.id": topic}
+            if sink == "exactly once, groups":
+                options["tasks"] = "2"
+                rows = by_kafka_partition(rows, tasks=2, partitions=_PARTITIONS)
+            else:
+                options["marker"] = "source"
         kind = {"noop": "noop", "built-in": "kafka"}.get(sink, "asyncproducer")
         with tempfile.TemporaryDirectory() as checkpoint:
             query = (
@@ -167,7 +183,6 @@ class Bench:
             query.awaitTermination()
         if sink != "noop":
             ends = self.kafka.end_offsets
-            exact = sink == "exactly once"
             found = self.committed(topic) if exact else sum(ends(topic).values())
             self.check(topic, found, sum(ends(source).values()))
         # The first batches find nothing ready, and the last may be smaller.
@@ -176,14 +191,16 @@ class Bench:
         return {"batches": len(full), "trigger_ms": trigger, "rows_per_s": batch / trigger * 1e3}
 
 
-def _rounds(names: list[str], run: Callable[[str], Row], rounds: int) -> dict[str, list[Row]]:
-    for name in names:
-        run(name)
+def _rounds(
+    names: list[str], run: Callable[[str], Row], rounds: int, unmeasured: int
+) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {name: [] for name in names}
-    for number in range(rounds):
+    for number in range(-unmeasured, rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            found[name].append(run(name))
+            row = run(name)
+            if number >= 0:
+                found[name].append(row)
     return found
 
 
@@ -215,6 +232,12 @@ def main() -> None:
         "--batches", type=int, default=12, help="of a query, 3 or more (default: %(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--unmeasured",
+        type=int,
+        default=3,
+        help="rounds before these: the JVM compiles what it runs often (default: %(default)s)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers")
     options = parser.parse_args()
     if options.batches < 3:
@@ -239,7 +262,7 @@ def main() -> None:
         spark.sparkContext.setLogLevel("OFF")
         bench = Bench(kafka, spark, options.rows)
         try:
-            cases = _cases(bench, options.rounds, options.batches)
+            cases = _cases(bench, options.rounds, options.unmeasured, options.batches)
         finally:
             spark.stop()
     print(_summary(cases))
@@ -252,24 +275,33 @@ def main() -> None:
             "asyncproducer": f"{asyncproducer.__version__} {asyncproducer.IMPLEMENTATION}",
             "rows": options.rows,
             "rounds": options.rounds,
+            "unmeasured": options.unmeasured,
         }
         text = json.dumps({"about": about, "cases": cases}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
 
 
-def _cases(bench: Bench, rounds: int, batches: int) -> dict[str, dict[str, list[Row]]]:
+def _cases(
+    bench: Bench, rounds: int, unmeasured: int, batches: int
+) -> dict[str, dict[str, list[Row]]]:
     sinks = ["built-in", "built-in, tuned", "asyncproducer", "asyncproducer, tuned", "noop"]
     cases = {
-        "value": _rounds(sinks, lambda sink: bench.job(sink, keyed=False), rounds),
-        "key and value": _rounds(sinks, lambda sink: bench.job(sink, keyed=True), rounds),
+        name: _rounds(
+            sinks,
+            lambda sink, keyed=keyed: bench.job(sink, keyed=keyed),  # type: ignore[misc]
+            rounds,
+            unmeasured,
+        )
+        for name, keyed in (("value", False), ("key and value", True))
     }
     bench.spark.conf.set(_ARROW_BYTES, _BY_ROWS)
     for size in (_LARGE, _SMALL):
         source = bench.source(size * batches)
         runs = _rounds(
-            ["at least once", "exactly once", "built-in", "noop"],
+            _QUERIES,
             lambda sink, source=source, size=size: bench.query(sink, source, size),  # type: ignore[misc]
             rounds,
+            unmeasured,
         )
         for found in runs.values():
             for run, none in zip(found, runs["noop"], strict=True):
