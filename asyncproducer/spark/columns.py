@@ -10,10 +10,13 @@ from typing import Any
 from asyncproducer.errors import ConfigError
 from asyncproducer.spark.options import Keying, SinkOptions
 
-__all__ = ["OFFSET", "SOURCE_PARTITION", "SOURCE_TOPIC", "SinkColumns"]
+__all__ = ["OFFSET", "PARTITIONS", "SOURCE_PARTITION", "SOURCE_TOPIC", "SinkColumns"]
 
 #: Where a row was read, for Keying.SOURCE.
 SOURCE_TOPIC, SOURCE_PARTITION, OFFSET = "__topic", "__partition", "__offset"
+
+#: Of how many partitions by_kafka_partition has chosen, in the metadata of the column `partition`.
+PARTITIONS = "asyncproducer.partitions"
 
 _BYTES = ("string", "binary")
 _HEADERS = ("array<struct<key:string,value:binary>>",)
@@ -44,11 +47,14 @@ class SinkColumns:
     source_topic: str | None = None
     source_partition: str | None = None
     offset: str | None = None
+    #: Of how many `partition` was chosen by the key; 0 if somebody else has chosen.
+    partitions: int = 0
 
     @classmethod
     def of(cls, schema: Any, options: SinkOptions) -> SinkColumns:
         """Check a StructType. Raises ConfigError, which says what to change."""
         found: dict[str, str] = {}
+        partitions = 0
         for column in schema.fields:
             name, kind = column.name.lower(), column.dataType.simpleString()
             if name not in _TYPES:
@@ -69,6 +75,8 @@ class SinkColumns:
                     f"{' or '.join(_TYPES[name])}: {advice}"
                 )
             found[name] = column.name
+            if name == "partition":
+                partitions = int((column.metadata or {}).get(PARTITIONS, 0))
         if "value" not in found:
             raise ConfigError(
                 f"there is no column 'value', only {', '.join(map(repr, schema.names)) or 'none'}: "
@@ -88,6 +96,7 @@ class SinkColumns:
             source_topic=found.get(SOURCE_TOPIC),
             source_partition=found.get(SOURCE_PARTITION),
             offset=found.get(OFFSET),
+            partitions=partitions,
         )
 
     def of_table(self) -> dict[str, str | None]:

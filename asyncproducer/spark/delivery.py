@@ -18,7 +18,13 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from asyncproducer.bulk import TableResult
-from asyncproducer.errors import KafkaError, ProducerFenced, TransactionTimeout
+from asyncproducer.errors import (
+    ConfigError,
+    KafkaError,
+    MetadataTimeout,
+    ProducerFenced,
+    TransactionTimeout,
+)
 from asyncproducer.producer import Producer
 from asyncproducer.records import TopicPartition
 from asyncproducer.spark.columns import SinkColumns
@@ -30,6 +36,7 @@ from asyncproducer.spark.markers import (
     SinkStopped,
     Unit,
     check_groups,
+    check_layout,
     check_sources,
     decide,
     disagreement,
@@ -58,8 +65,10 @@ _ABORT_S, _FREE_MS, _LOOK_S = 10.0, 5_000, 0.2
 #: The driver says again that the query is alive after so many seconds.
 _ALIVE_S = 3600.0
 
-#: When this process has last written the progress of a query, by sink and query.
-_told: dict[tuple[str, str], float] = {}
+#: When this process has last written the progress of a query, by servers, sink and query.
+_told: dict[tuple[str, str, str], float] = {}
+#: The sinks that it has prepared: `tasks` and `partitions` by servers, sink and report file.
+_prepared: dict[tuple[str, str, str], tuple[int, int]] = {}
 
 
 class Task(NamedTuple):
@@ -167,6 +176,48 @@ class Sink:
 
     # -- the driver ------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Before the tasks of a batch begin: what would fail them, or harm. Blocks at most
+        `max_block_ms`, and asks nothing when this process has done it before.
+
+        Raises ConfigError, SinkStopped, KafkaError.
+        """
+        options = self.options
+        layout = (options.tasks, self.columns.partitions)
+        key = (options.servers, options.sink_id, options.report_file or "")
+        if _prepared.get(key) == layout:
+            return
+        if options.report_file is not None:
+            try:
+                with open(options.report_file, "a", encoding="utf-8"):
+                    pass
+            except OSError as error:
+                raise ConfigError(
+                    f"report.file={options.report_file!r} cannot be written on the driver: {error}"
+                ) from error
+        if options.keying is Keying.GROUP:
+            worker().run(self._agree(*layout))
+        _prepared[key] = layout
+
+    async def _agree(self, tasks: int, partitions: int) -> None:
+        """On how rows are grouped, before the first group is written.
+
+        A replay of the first batch finds markers of some groups only.
+        """
+        place = self.place("driver")
+        producer: Producer[Any, Any]
+        async with Producer(config=self.options.config(transactional_id=place.name)) as producer:
+            found = await _marker(producer, place)
+            if found is not None:
+                adopted = self.options.adopt is not None  # the tasks know of which batch
+                name = f"sink.id {self.options.sink_id}"
+                check_layout(name, found, tasks, partitions, adopted=adopted)
+                if found.partitions == partitions:
+                    return
+            marker = Marker(found.batch if found else 0, tasks=tasks, partitions=partitions)
+            async with producer.transaction():
+                await producer.send_offsets({place.partition: marker.packed()}, place.name)
+
     def commit(
         self, reports: Sequence[TaskReport], batch: int | None = None, query: str = ""
     ) -> CommitReport:
@@ -182,8 +233,8 @@ class Sink:
                 reports = [*reports, *empty]
         elif self.options.keying is Keying.SOURCE:
             self._check_sources(reports, Marker(number, query))
-            if self.options.streaming:
-                self._tell_progress(number, query)
+        if self.options.keying is not Keying.NONE and self.options.streaming:
+            self._tell_progress(number, query)
         report = CommitReport.of(batch, reports)
         logger.info("committed %s", report)
         if self.options.report_file is not None:
@@ -244,11 +295,16 @@ class Sink:
         return (job if batch is None else batch) or 0
 
     def _tell_progress(self, batch: int, query: str) -> None:
-        """That a query is alive, so that a unit without a marker is known to be new."""
-        key = (self.options.sink_id, query)
+        """That a query is alive, so that a unit without a marker is known to be new.
+
+        Of groups: that what `_agree` has written does not expire.
+        """
+        key = (self.options.servers, self.options.sink_id, query)
         if _told.get(key, -_ALIVE_S) + _ALIVE_S > time.monotonic():
             return
-        worker().run(self._write_progress(Marker(batch, query)))
+        columns, options = self.columns, self.options
+        marker = Marker(batch, query, tasks=options.tasks, partitions=columns.partitions)
+        worker().run(self._write_progress(marker))
         _told[key] = time.monotonic()
 
     async def _write_progress(self, marker: Marker) -> None:
@@ -451,7 +507,7 @@ class _GroupAttempt(_Attempt):
                 f"there are more than tasks={tasks} Spark partitions: write what "
                 "by_kafka_partition returns as it is, with the same number of tasks"
             )
-        self._groups = Groups(sink.columns.partition or "", task.partition, tasks)
+        self._groups = Groups(sink.columns, task.partition, tasks)
         self._unit = Unit(
             f"group {task.partition} of {tasks}",
             self.batch,
@@ -459,7 +515,9 @@ class _GroupAttempt(_Attempt):
             task.partition,
             streaming=sink.options.streaming,
             tasks=tasks,
+            partitions=sink.columns.partitions,
             adopt=sink.options.adopt,
+            trust=sink.options.trust,
         )
 
     async def unit(self, producer: Producer[Any, Any]) -> Unit:
@@ -476,6 +534,7 @@ class _GroupAttempt(_Attempt):
             self.task.query,
             self.task.partition,
             self._unit.tasks,
+            self._unit.partitions,
             self.rows,
             self._groups.routing,
         )
@@ -510,12 +569,19 @@ class _SourceAttempt(_Attempt):
     async def unit(self, producer: Producer[Any, Any]) -> Unit:
         topic, _ = self._source
         options = self.sink.options
-        if options.source_servers is None:
-            topic_id = await producer._topic_id(topic)
-        else:
-            over = {**options.producer, "bootstrap.servers": options.source_servers}
-            async with Producer(config=replace(options, producer=over).config()) as source:
-                topic_id = await source._topic_id(topic)
+        try:
+            if options.source_servers is None:
+                topic_id = await producer._topic_id(topic)
+            else:
+                over = {**options.producer, "bootstrap.servers": options.source_servers}
+                async with Producer(config=replace(options, producer=over).config()) as source:
+                    topic_id = await source._topic_id(topic)
+        except MetadataTimeout as error:
+            raise SinkStopped(
+                f"{self.source}: there is no topic {topic!r} at "
+                f"{options.source_servers or options.servers}, where it was read: was it "
+                "deleted, or read on another cluster? That is named by source.bootstrap.servers"
+            ) from error
         self._unit = replace(self._unit, topic_id=str(topic_id or ""))
         return self._unit
 

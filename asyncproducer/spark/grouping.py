@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 
-from asyncproducer.core.partitioner import partition_for_key
+from asyncproducer.arrow import murmur2_of
 from asyncproducer.producer import Producer
+from asyncproducer.spark.columns import PARTITIONS
 from asyncproducer.spark.worker import worker
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ def by_kafka_partition(
     Kafka's own of `key` (murmur2), or of `value` where the key is null, so that the same row
     always has the same. The number of `partitions` is given, or asked of the `topic` (with the
     producer's `options`), once: more partitions later get nothing until the query is started anew.
+    Then the sink stops and says how to go on: with `partitions` as they were, or with more of them
+    from a batch on of which nothing is written.
 
     `tasks` belongs to the sink's identity: it cannot change under one `sink.id`.
 
@@ -57,6 +61,7 @@ def by_kafka_partition(
         if "key" in columns:
             routed = F.coalesce(F.col(columns["key"]).cast("binary"), routed)
         df = df.withColumn("partition", _partition_of(partitions)(routed))
+        df = df.withMetadata("partition", {PARTITIONS: partitions})
     group = F.pmod(F.col(columns.get("partition", "partition")), F.lit(tasks))
     return df.repartitionById(tasks, group.cast("int"))
 
@@ -70,10 +75,8 @@ def _partition_of(partitions: int) -> Any:
     import pyarrow
 
     def partition_of(column: pyarrow.Array) -> pyarrow.Array:
-        return pyarrow.array(
-            [partition_for_key(each or b"", partitions) for each in column.to_pylist()],
-            pyarrow.int32(),
-        )
+        hashes = numpy.asarray(murmur2_of(column.fill_null(b"")))
+        return pyarrow.array((hashes & 0x7FFFFFFF) % partitions, pyarrow.int32())
 
     # Spark reads the annotations, which are text here.
     partition_of.__annotations__ = {"column": pyarrow.Array, "return": pyarrow.Array}

@@ -30,6 +30,7 @@ __all__ = [
     "SinkStopped",
     "Unit",
     "check_groups",
+    "check_layout",
     "check_sources",
     "decide",
     "disagreement",
@@ -65,7 +66,9 @@ class Marker:
     #: The Spark partition, and how many there are (of groups).
     task: int = -1
     tasks: int = 0
-    #: How many rows, and a number made of how many went to which partition (of groups), or of
+    #: Of how many partitions by_kafka_partition has chosen; 0 if somebody else has (of groups).
+    partitions: int = 0
+    #: How many rows, and a number made of which went to which partition (of groups), or of
     #: their offsets (of sources; 0 if it is not known).
     rows: int = 0
     routing: int = 0
@@ -118,10 +121,12 @@ class Unit:
     task: int
     streaming: bool = True
     tasks: int = 0
+    partitions: int = 0
     #: The offset of its first row (of sources).
     first_offset: int = 0
     topic_id: str = ""
     adopt: int | None = None
+    trust: int | None = None
 
     @property
     def of_source(self) -> bool:
@@ -173,13 +178,10 @@ def decide(unit: Unit, found: Marker | None, progress: Marker | None = None) -> 
 def _of_group(unit: Unit, found: Marker | None) -> Decision:
     if found is None:
         return _without_marker(unit, unit.batch == 0)
-    if found.tasks != unit.tasks:
-        raise SinkStopped(
-            f"{unit.name}: the rows are in {unit.tasks} tasks now, and were in {found.tasks} in "
-            f"batch {found.batch}: the number belongs to sink.id; give tasks={found.tasks}, or "
-            "another sink.id at a batch from which on nothing was written"
-        )
-    if unit.adopt == unit.batch and found.query != unit.query:
+    is_new = found.batch < unit.batch or found.query != unit.query
+    adopted = unit.adopt == unit.batch and is_new
+    check_layout(unit.name, found, unit.tasks, unit.partitions, adopted=adopted)
+    if adopted and found.query != unit.query:
         return _ALL
     if found.query != unit.query:
         raise SinkStopped(
@@ -202,6 +204,39 @@ def _of_group(unit: Unit, found: Marker | None) -> Decision:
     return _ALL
 
 
+def check_layout(
+    name: str, found: Marker, tasks: int, partitions: int, *, adopted: bool = False
+) -> None:
+    """Raises SinkStopped if rows are in other groups now than those that the marker tells of.
+
+    `adopted`: nothing is written yet of what comes now, so other partitions do no harm. (Of other
+    `tasks` some are not fenced.)
+    """
+    if found.tasks != tasks:
+        raise SinkStopped(
+            f"{name}: the rows are in {tasks} tasks now, and were in {found.tasks} in batch "
+            f"{found.batch}: the number belongs to sink.id; give tasks={found.tasks}, or another "
+            "sink.id at a batch from which on nothing was written"
+        )
+    if found.partitions != partitions and not adopted:
+        was, now = (_counted(each) for each in (found.partitions, partitions))
+        fix = (
+            f"give by_kafka_partition partitions={found.partitions}"
+            if found.partitions
+            else "keep to that column"
+        )
+        raise SinkStopped(
+            f"{name}: the rows went to {was} in batch {found.batch}, and now to {now}: in a "
+            f"replay some would be lost and others doubled. Go on as it was ({fix}); or, if "
+            "nothing is written yet of the batch that comes now, with the option adopt=<its "
+            "number>, which counts for this batch only"
+        )
+
+
+def _counted(partitions: int) -> str:
+    return f"one of {partitions} partitions" if partitions else "the partition in their column"
+
+
 def _of_source(unit: Unit, found: Marker | None, progress: Marker | None) -> Decision:
     if found is None:
         first = progress is None and unit.batch == 0
@@ -211,10 +246,11 @@ def _of_source(unit: Unit, found: Marker | None, progress: Marker | None) -> Dec
             progress is not None and progress.query == unit.query and progress.batch < unit.batch
         )
         return _without_marker(unit, first or alive)
-    if found.topic_id and unit.topic_id and found.topic_id != unit.topic_id:
+    if found.topic_id and found.topic_id != unit.topic_id:
         raise SinkStopped(
-            f"{unit.name}: the topic was deleted and created again: its offsets begin anew, and "
-            "this sink takes the first ones for delivered. Give it another sink.id"
+            f"{unit.name}: the topic was deleted and created again (or the brokers do not tell its "
+            "id any more): its offsets begin anew, and this sink takes the first ones for "
+            "delivered. Give it another sink.id"
         )
     _check_first(unit, found, unit.first_offset)
     return Decision(Action.WRITE, found.next_offset)
@@ -331,13 +367,21 @@ def _how_to_go_on(unit: Unit) -> str:
 
 def disagreement(unit: Unit, found: Marker, rows: int, routing: int) -> str | None:
     """Why rows that are skipped are not those that were written; None if they may well be."""
-    if (found.rows, found.routing) == (rows, routing):
+    if unit.trust == unit.batch or (found.rows, found.routing) == (rows, routing):
         return None
+    if found.rows != rows:
+        what = f"{rows} rows"
+    elif unit.partitions:
+        what = "other keys, or other partitions"
+    else:
+        what = "other keys or values, or other partitions"
     return (
         f"{unit.name}: batch {unit.batch} was written with {found.rows} rows, and its replay "
-        f"brings {rows} rows or other partitions: rows are routed by what differs from one run to "
-        "the next (a random key, the time). Some may be lost or doubled in this batch. Route by "
-        "what the source says, then give another sink.id"
+        f"brings {what}: rows are routed by what differs from one run to the next (a random key, "
+        "the time, the order of a shuffle). Some may be lost or doubled in this batch. Route by "
+        "what the source says. If the rows of each partition are the same nevertheless, go on with "
+        f"the option trust={unit.batch}, which counts for this batch only; else read the topic "
+        "back, and begin where you know what is delivered, with another sink.id"
     )
 
 

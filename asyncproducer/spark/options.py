@@ -42,6 +42,7 @@ _OWN = {
         "tasks",
         "job.id",
         "adopt",
+        "trust",
         "source.bootstrap.servers",
         "report.file",
     )
@@ -85,6 +86,8 @@ class SinkOptions:
     job_id: int | None = None
     #: The batch before which there need be no marker of ours.
     adopt: int | None = None
+    #: The batch whose replay need not look the same, with Keying.GROUP.
+    trust: int | None = None
     #: Where the rows were read, if not where they go.
     source_servers: str | None = None
     #: Where the driver appends a line of JSON for each commit.
@@ -117,6 +120,7 @@ class SinkOptions:
             marker_topic=own.get("marker.topic") or own.get("topic") or "",
             job_id=_number(own, "job.id", 0),
             adopt=_number(own, "adopt", 0),
+            trust=_number(own, "trust", 0),
             source_servers=own.get("source.bootstrap.servers") or None,
             report_file=own.get("report.file") or None,
             streaming=streaming,
@@ -131,6 +135,11 @@ class SinkOptions:
                     f"{name} out"
                 )
         return options
+
+    @property
+    def servers(self) -> str:
+        """The cluster that is written to."""
+        return self.producer.get("bootstrap.servers", "")
 
     def config(self, **over: Any) -> ProducerConfig:
         """The producer's options. Raises ConfigError."""
@@ -183,6 +192,11 @@ class SinkOptions:
             raise ConfigError(
                 "adopt is for streaming queries and marker=group: a batch job with marker=source "
                 "never expects a marker, leave it out"
+            )
+        if self.keying is Keying.SOURCE and self.trust is not None:
+            raise ConfigError(
+                "trust is for marker=group: with marker=source a batch that differs has no way on, "
+                "leave it out"
             )
         if self.keying is Keying.SOURCE and self.tasks:
             raise ConfigError(

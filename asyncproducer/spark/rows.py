@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
-from zlib import crc32
 
 import numpy
 import pyarrow
 import pyarrow.compute
 
+from asyncproducer.arrow import murmur2_of
 from asyncproducer.spark.columns import SinkColumns
 from asyncproducer.spark.markers import Seen, SinkStopped
 
@@ -33,18 +32,21 @@ def _integers(batch: Any, name: str) -> Any:
 
 
 class Groups:
-    """Checks that rows are where their partition says, and remembers how many went where."""
+    """Checks that rows are where their partition says, and remembers which went where.
 
-    def __init__(self, column: str, task: int, tasks: int) -> None:
-        self._column = column
+    Rows whose partition was made of their key are known by that, or by the value where the key is
+    null; values may differ in a replay. Others are known by both.
+    """
+
+    def __init__(self, columns: SinkColumns, task: int, tasks: int) -> None:
+        self._columns = columns
         self._task = task
         self._tasks = tasks
-        #: How many rows each partition has. Not by numpy.bincount: any number may come.
-        self._counts: Counter[int] = Counter()
+        self._sum = 0
 
     def look(self, batch: Any) -> None:
         """Raises SinkStopped for a row of another group."""
-        partitions = _integers(batch, self._column)
+        partitions = _integers(batch, self._columns.partition or "")
         foreign = numpy.flatnonzero(partitions % self._tasks != self._task)
         if len(foreign) or (len(partitions) and partitions.min() < 0):
             wrong = int(partitions[foreign[0]] if len(foreign) else partitions.min())
@@ -53,14 +55,31 @@ class Groups:
                 "does not belong: write what by_kafka_partition returns as it is, with the same "
                 "number of tasks"
             )
-        found, counts = numpy.unique(partitions, return_counts=True)
-        self._counts.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        mixed = _mixed(partitions.astype(numpy.uint64) << numpy.uint64(32) | self._known_by(batch))
+        self._sum += int(mixed.sum())
+
+    def _known_by(self, batch: Any) -> Any:
+        """32 bits for each row."""
+        key = self._columns.key
+        values = batch.column(self._columns.value)
+        if key is None:
+            return _hashes(values)
+        keys = batch.column(key)
+        if not self._columns.partitions:
+            return (_mixed(_hashes(keys)) ^ _hashes(values)) & numpy.uint64(0xFFFFFFFF)
+        if keys.null_count:
+            return numpy.where(keys.is_valid(), _hashes(keys), _hashes(values))
+        return _hashes(keys)
 
     @property
     def routing(self) -> int:
-        """A number made of how many rows went to which partition."""
-        pairs = ",".join(f"{p}:{count}" for p, count in sorted(self._counts.items()))
-        return crc32(pairs.encode())
+        """A number made of which rows went to which partition, in whatever order they come."""
+        return self._sum % 2**64
+
+
+def _hashes(column: Any) -> Any:
+    """32 bits for each row of text or bytes; 0 where it is null."""
+    return numpy.asarray(murmur2_of(column)).view(numpy.uint64)
 
 
 def source_of(batch: Any, columns: SinkColumns) -> tuple[str, int]:

@@ -40,7 +40,7 @@ class DefaultSource(DataSource):
 
     Options: Kafka's own names, with `kafka.` before them or without; `topic`; and for
     exactly-once delivery `delivery`, `sink.id`, `marker`, `tasks`, `marker.topic`, `job.id`,
-    `adopt`, `source.bootstrap.servers`. `report.file` gets a line of JSON for each commit.
+    `adopt`, `trust`, `source.bootstrap.servers`. `report.file` gets a line of JSON for each commit.
     Columns: `value`, `key`, `topic`, `partition`, `timestamp`, `headers`, as of the format "kafka".
     """
 
@@ -50,13 +50,13 @@ class DefaultSource(DataSource):
         return "asyncproducer"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Of a batch job. Raises ConfigError."""
+        """Of a batch job. Raises ConfigError; as `Sink.prepare`."""
         if overwrite:
             raise ConfigError('a topic cannot be overwritten: use mode("append")')
         return _Writer(_sink(self.options, schema, streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Of a micro-batch. Raises ConfigError."""
+        """Of a micro-batch. Raises ConfigError; as `Sink.prepare`."""
         # outputMode("complete") brings all rows again in each batch; Spark's sink sends them, too.
         return _StreamWriter(_sink(self.options, schema, streaming=True))
 
@@ -68,7 +68,9 @@ def register(spark: SparkSession) -> None:
 
 def _sink(given: Mapping[str, str], schema: Any, *, streaming: bool) -> Sink:
     options = SinkOptions.of(dict(given), streaming=streaming)
-    return Sink(options, SinkColumns.of(schema, options))
+    sink = Sink(options, SinkColumns.of(schema, options))
+    sink.prepare()
+    return sink
 
 
 @dataclass

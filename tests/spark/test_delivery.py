@@ -7,6 +7,7 @@ import json
 import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import pytest
 
 from asyncproducer import (
     BatchDeliveryError,
+    ConfigError,
     KafkaError,
     OffsetRange,
     Producer,
     ProducerFenced,
     TopicPartition,
+    producer,
 )
 from asyncproducer.spark import delivery
 from asyncproducer.spark.columns import SinkColumns
@@ -61,6 +64,12 @@ def grouped(broker: Broker, tasks: int = 2, *, streaming: bool = True, **options
     return Sink(SinkOptions.of(given, streaming=streaming), columns)
 
 
+def keyed(broker: Broker, partitions: int, **options: Any) -> Sink:
+    """Of what by_kafka_partition has routed; `partitions` is 0 if somebody else has."""
+    columns = SinkColumns("value", "key", partition="partition", partitions=partitions)
+    return replace(grouped(broker, **options), columns=columns)
+
+
 def sourced(broker: Broker, *, streaming: bool = True, **options: Any) -> Sink:
     given = {
         "bootstrap.servers": broker.servers,
@@ -79,6 +88,12 @@ def rows(*values: bytes, **columns: list[Any]) -> pa.RecordBatch:
 
 def placed(partition: int, *values: bytes) -> pa.RecordBatch:
     return rows(*values, partition=pa.array([partition] * len(values), pa.int32()))
+
+
+def with_keys(partition: int, *pairs: tuple[bytes | None, bytes]) -> pa.RecordBatch:
+    keys = pa.array([key for key, _ in pairs], pa.binary())
+    partitions = pa.array([partition] * len(pairs), pa.int32())
+    return rows(*(value for _, value in pairs), key=keys, partition=partitions)
 
 
 def read(offsets: Sequence[int], partition: int = 0, topic: str = "in") -> pa.RecordBatch:
@@ -279,7 +294,95 @@ def test_a_replay_that_is_routed_otherwise_stops(broker: Broker) -> None:
     sink.write([placed(0, b"a", b"b")], Task(0, 0, "q"))
     with pytest.raises(SinkStopped, match="routed by what differs"):
         sink.write([placed(0, b"a"), placed(2, b"b")], Task(0, 0, "q"))
-    sink.write([placed(0, b"other", b"values")], Task(0, 0, "q"))  # which may differ
+    assert sink.write([placed(0, b"b"), placed(0, b"a")], Task(0, 0, "q")).skipped == 2
+
+
+def test_a_replay_with_as_many_other_rows_in_each_partition_stops(broker: Broker) -> None:
+    """One task is done and the other is not; in the replay two rows have changed places."""
+    sink = grouped(broker)
+    sink.write([placed(0, b"a", b"b")], Task(0, 0, "q"))
+    with pytest.raises(SinkStopped, match=r"replay brings other keys or values.*trust=0"):
+        sink.write([placed(0, b"a", b"c")], Task(0, 0, "q"))
+    assert grouped(broker, trust=0).write([placed(0, b"a", b"c")], Task(0, 0, "q")).skipped == 2
+    with pytest.raises(SinkStopped, match="batch 0 was written with 2 rows"):
+        grouped(broker, trust=1).write([placed(0, b"a", b"c")], Task(0, 0, "q"))
+    assert broker.values() == [b"a", b"b"]
+
+
+def test_rows_that_are_routed_by_their_key_are_known_by_it(broker: Broker) -> None:
+    sink, task = keyed(broker, 4), Task(0, 0, "q")
+    sink.write([with_keys(0, (b"k", b"at 12:00"), (None, b"v"))], task)
+    assert sink.write([with_keys(0, (None, b"v"), (b"k", b"at 12:01"))], task).skipped == 2
+    for pairs in (
+        [(b"K", b"at 12:00"), (None, b"v")],
+        [(b"k", b"at 12:00"), (None, b"V")],
+        [(b"k", b"at 12:00"), (b"", b"v")],
+    ):
+        with pytest.raises(SinkStopped, match="replay brings other keys, or other partitions"):
+            sink.write([with_keys(0, *pairs)], task)
+
+
+def test_rows_that_somebody_else_has_routed_are_known_by_key_and_value(broker: Broker) -> None:
+    """A key may be in several partitions: its rows may change places."""
+    sink, task = keyed(broker, 0), Task(0, 0, "q")
+    sink.write([with_keys(0, (b"k", b"1"))], task)
+    assert sink.write([with_keys(0, (b"k", b"1"))], task).skipped == 1
+    for pair in ((b"k", b"2"), (None, b"1"), (b"1", b"k")):
+        with pytest.raises(SinkStopped, match="replay brings other keys or values"):
+            sink.write([with_keys(0, pair)], task)
+
+
+def test_partitions_that_were_added_stop_a_replay_before_anything_is_written(
+    broker: Broker,
+) -> None:
+    keyed(broker, 4).prepare()
+    keyed(broker, 4).write([with_keys(0, (b"k", b"1"))], Task(0, 0, "q"))
+    # The other group has no marker yet, the driver knows it all the same: also a new one.
+    for _ in range(2):
+        with pytest.raises(SinkStopped, match=r"sink\.id s: the rows went to one of 4 partitions"):
+            keyed(broker, 6).prepare()
+    with pytest.raises(SinkStopped, match=r"now to one of 6.*partitions=4\)"):
+        keyed(broker, 6).write([with_keys(0, (b"k", b"1"))], Task(0, 0, "q"))
+    with pytest.raises(SinkStopped, match=r"now to the partition in their column"):
+        keyed(broker, 0).prepare()
+    with pytest.raises(SinkStopped, match="in 3 tasks now, and were in 2"):
+        keyed(broker, 4, tasks=3, adopt=1).prepare()
+    keyed(broker, 4).prepare()
+    # When the batch is through, somebody says so.
+    sink = keyed(broker, 6, adopt=1)
+    sink.prepare()
+    with pytest.raises(SinkStopped, match="in a replay some would be lost"):
+        sink.write([with_keys(0, (b"k", b"1"))], Task(0, 0, "q"))
+    assert sink.write([with_keys(0, (b"k", b"2"))], Task(0, 1, "q")).rows == 1
+    later = keyed(broker, 6)
+    later.prepare()
+    assert later.write([with_keys(0, (b"k", b"3"))], Task(0, 2, "q")).rows == 1
+    assert broker.values() == [b"1", b"2", b"3"]
+
+
+def test_what_was_agreed_on_is_written_once_a_process_and_again_with_the_progress(
+    broker: Broker,
+) -> None:
+    def marker() -> Marker:
+        found = broker.do(lambda c: c.committed_offsets("s/driver"))
+        return Marker.unpacked(found["out", 0])  # type: ignore[arg-type]  # the same fields
+
+    sink = keyed(broker, 4)
+    for _ in range(3):
+        sink.prepare()
+    assert len(broker.do(lambda c: c.received("init_producer_id"))) == 1
+    assert marker() == Marker(0, tasks=2, partitions=4)
+    sink.commit([sink.write([], Task(n, 0, "q")) for n in range(2)], 0, "q")
+    assert marker() == Marker(0, "q", tasks=2, partitions=4)
+
+
+def test_a_report_that_cannot_be_written_is_said_before_rows_are(
+    broker: Broker, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"report\.file='.*/no/report' cannot be written on the"):
+        plain(broker, **{"report.file": str(tmp_path / "no" / "report")}).prepare()
+    plain(broker, **{"report.file": str(tmp_path / "report")}).prepare()
+    assert (tmp_path / "report").read_text() == ""
 
 
 def test_a_task_that_dies_has_written_nothing(broker: Broker) -> None:
@@ -696,6 +799,18 @@ def test_the_source_may_be_another_cluster(broker: Broker) -> None:
         assert sink.write([read(range(5), topic="far")], Task(0, 0, "q")).skipped == 5
     finally:
         other.close()
+
+
+def test_a_source_on_another_cluster_that_is_not_named_stops(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "_TOPIC_ID_S", 0.3)
+    sink = sourced(broker)
+    with pytest.raises(SinkStopped, match=r"no topic 'far' at .*named by source\.bootstrap\.serv"):
+        sink.write([read(range(5), topic="far")], Task(0, 0, "q"))
+    with pytest.raises(ValueError, match="far"):
+        broker.values("far")  # nobody has created it
+    assert broker.values() == []
 
 
 def test_what_is_in_the_markers_place(broker: Broker) -> None:

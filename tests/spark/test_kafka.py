@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from asyncproducer.testing import KafkaCluster
 
@@ -109,6 +111,40 @@ def test_groups_are_written_once_though_batches_are_replayed(pipe: Pipe) -> None
         pipe.forget(n)
         pipe.run(by_kafka_partition(df, tasks=2, partitions=3), **options)
         assert pipe.written() == list(range(n * 1000 + 1000))
+
+
+def test_partitions_that_are_added_stop_a_replay_and_come_with_the_next_batch(
+    pipe: Pipe,
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    from asyncproducer.spark import by_kafka_partition
+
+    def run(**more: Any) -> None:
+        options = {"delivery": "exactly_once", "tasks": 2, "sink_id": pipe.target}
+        df = by_kafka_partition(
+            pipe.read().select("key", "value"),
+            tasks=2,
+            partitions=more.pop("partitions", None),
+            topic=pipe.target,
+            bootstrap_servers=pipe.servers,
+        )
+        pipe.run(df, **options, **more)
+
+    pipe.fill(0, 1000)
+    run()
+    pipe.forget(0)
+    admin = AdminClient({"bootstrap.servers": pipe.servers})
+    (created,) = admin.create_partitions([NewPartitions(pipe.target, 5)]).values()
+    created.result(30)
+    with pytest.raises(StreamingQueryException, match="one of 3 partitions in batch 0, and now"):
+        run()
+    run(partitions=3)
+    pipe.fill(1000, 2000)
+    run(adopt=1)
+    pipe.fill(2000, 3000)
+    run()
+    assert pipe.written() == list(range(3000))
 
 
 def test_at_least_once_a_replayed_batch_is_there_twice(pipe: Pipe) -> None:

@@ -67,6 +67,10 @@ def read(batch: int, next_offset: int, **other: Any) -> Marker:
         (group(7), left(6, query="other"), "another query has written batch 6"),
         (group(7), left(7, query="other"), "another query"),
         (group(0), left(0, query="other"), "another query"),
+        (group(7), left(6, partitions=12), "went to one of 12 partitions in batch 6, and now to t"),
+        (group(7, partitions=12), left(6), "went to the partition in their column in batch 6"),
+        (group(7, partitions=12), left(6, partitions=8), "give by_kafka_partition partitions=8"),
+        (group(7, partitions=8), left(7, partitions=8), NONE),
         # Somebody has said that nothing of this batch was written.
         (group(7, adopt=7), None, ALL),
         (group(7, adopt=7), left(3), ALL),
@@ -78,6 +82,10 @@ def read(batch: int, next_offset: int, **other: Any) -> Marker:
         (group(7, adopt=7), left(7), NONE),
         (group(7, adopt=7), left(8), "older than"),
         (group(7, adopt=7), left(6, tasks=4), "were in 4"),
+        (group(7, adopt=7, partitions=12), left(6, partitions=8), ALL),
+        (group(7, adopt=7, partitions=12), left(7, partitions=12), NONE),
+        (group(7, adopt=7, partitions=12), left(7, partitions=8), "in a replay some would be"),
+        (group(8, adopt=7, partitions=12), left(7, partitions=8), "in a replay some would be"),
         # Jobs have any numbers that grow.
         (job(20261121), None, ALL),
         (job(20261121), left(20261120, query=""), ALL),
@@ -131,7 +139,7 @@ def test_groups(unit: Unit, found: Marker | None, expected: Decision | str) -> N
         (source(8, first_offset=99, streaming=False), read(7, 100, routing=9), None, FROM_100),
         # Another topic of the same name.
         (source(7, topic_id="new"), read(6, 100), None, "deleted and created again"),
-        (source(7, topic_id=""), read(6, 100), None, FROM_100),
+        (source(7, topic_id=""), read(6, 100), None, "do not tell its id any more"),
         (source(7), read(6, 100, topic_id=""), None, FROM_100),
     ],
 )

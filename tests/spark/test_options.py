@@ -123,7 +123,9 @@ def test_adopt_has_no_effect_for_a_batch_job_of_sources() -> None:
 def schema(**columns: str) -> Any:
     """Looks like a StructType."""
     fields = [
-        SimpleNamespace(name=name, dataType=SimpleNamespace(simpleString=lambda kind=kind: kind))
+        SimpleNamespace(
+            name=name, dataType=SimpleNamespace(simpleString=lambda kind=kind: kind), metadata={}
+        )
         for name, kind in columns.items()
     ]
     return SimpleNamespace(fields=fields, names=list(columns))

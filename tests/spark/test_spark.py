@@ -151,6 +151,38 @@ def test_a_job_that_is_run_again_writes_nothing(spark: Any, broker: Broker, F: A
     assert broker.values() == numbers(1000)
 
 
+def test_adaptive_execution_leaves_the_groups_as_they_are(
+    spark: Any, broker: Broker, F: Any
+) -> None:
+    """It joins small partitions of other shuffles, and these have a row each, or none."""
+    from asyncproducer.spark import by_kafka_partition
+
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    try:
+        totals = frame(spark, 20, F).groupBy("key").agg(F.max("value").alias("value"))
+        grouped = by_kafka_partition(totals, tasks=16, partitions=4)
+        for _ in range(2):
+            save(grouped, broker, delivery="exactly_once", sink_id="s", tasks=16, job_id=1)
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", "false")
+    assert broker.values() == numbers(20)
+
+
+def test_the_sink_knows_of_how_many_partitions_a_row_has_one(spark: Any, F: Any) -> None:
+    """By the column's metadata, which come through Spark."""
+    from asyncproducer.spark import by_kafka_partition
+    from asyncproducer.spark.columns import SinkColumns
+    from asyncproducer.spark.options import SinkOptions
+
+    given = {"bootstrap.servers": "h:9092", "topic": "out"}
+    options = SinkOptions.of(given, streaming=False)
+    df = frame(spark, 1, F)
+    routed = by_kafka_partition(df, tasks=3, partitions=4)
+    assert SinkColumns.of(routed.schema, options).partitions == 4
+    placed = by_kafka_partition(df.withColumn("partition", F.lit(3)), tasks=3)
+    assert SinkColumns.of(placed.schema, options).partitions == 0
+
+
 def test_rows_go_where_kafka_would_send_them(spark: Any, broker: Broker, F: Any) -> None:
     from asyncproducer.spark import by_kafka_partition
 
@@ -226,6 +258,45 @@ def test_a_replayed_batch_is_written_once(
         query = stream(df, broker, checkpoint, delivery="exactly_once", sink_id="s", tasks=3)
         query.trigger(availableNow=True).start().awaitTermination()
         assert broker.values() == numbers(n * 100 + 100)
+
+
+def test_a_replay_that_is_grouped_otherwise_stops(
+    spark: Any, broker: Broker, F: Any, tmp_path: Path
+) -> None:
+    """Each partition gets as many rows as before, and others; then the topic has more of them."""
+    from pyspark.errors import StreamingQueryException
+
+    from asyncproducer.spark import by_kafka_partition
+
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    spark.range(0, 100, 1, 1).selectExpr("string(id) value").write.text(str(source))
+
+    def run(df: Any, partitions: int | None = None) -> None:
+        df = by_kafka_partition(df, tasks=2, partitions=partitions)
+        query = stream(df, broker, checkpoint, delivery="exactly_once", sink_id=sink_id, tasks=2)
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    def forget() -> None:
+        for name in ("0", ".0.crc"):
+            (checkpoint / "commits" / name).unlink(missing_ok=True)
+
+    rows = spark.readStream.text(str(source))
+    sink_id = "placed"
+    for shift in (0, 1):
+        column = F.expr(f"int((int(value) + {shift}) % 2)")
+        if shift:
+            with pytest.raises(StreamingQueryException, match="brings other keys or values"):
+                run(rows.withColumn("partition", column))
+        else:
+            run(rows.withColumn("partition", column))
+        forget()
+    sink_id, checkpoint = "routed", tmp_path / "other"
+    run(rows, 3)
+    forget()
+    with pytest.raises(StreamingQueryException, match="one of 3 partitions in batch 0, and now to"):
+        run(rows, 4)
+    run(rows, 3)
+    assert broker.values() == sorted(numbers(100) * 2)
 
 
 def test_at_least_once_a_replayed_batch_is_there_twice(
