@@ -10,7 +10,7 @@ import logging
 import time
 from asyncio import gather, sleep, timeout
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -134,11 +134,18 @@ class Sink:
         feed = Feed(here.loop)
         size = 0
 
+        async def rows() -> AsyncIterator[Any]:
+            async for batch in feed:
+                yield batch
+            # Nothing follows for which a batch could linger. Its error is that of the rows.
+            with suppress(KafkaError):
+                await producer.flush()
+
         async def sending() -> TableResult:
             try:
                 return await producer.send_table(
                     self.options.topic,
-                    feed,
+                    rows(),
                     **self.columns.of_table(),  # type: ignore[arg-type]
                 )
             finally:
@@ -417,8 +424,7 @@ class _Attempt:
 
     async def _begin(self, producer: Producer[Any, Any]) -> tuple[Marker | None, Decision]:
         """See what earlier attempts have done, which are fenced by now."""
-        unit = await self.unit(producer)
-        found = await _marker(producer, self.place)
+        unit, found = await gather(self.unit(producer), _marker(producer, self.place))
         progress = None
         if found is None and unit.of_source:
             progress = await _marker(producer, self.sink.place("driver"))

@@ -135,6 +135,15 @@ def test_a_task_tells_what_it_has_written(broker: Broker) -> None:
     assert broker.values() == [b"a", b"b", b"c"]
 
 
+def test_no_batch_lingers_when_there_are_no_further_rows(broker: Broker) -> None:
+    """It would for ten minutes, which is longer than a test may take."""
+    patient: dict[str, Any] = {"linger.ms": "600000", "delivery.timeout.ms": "700000"}
+    assert plain(broker, **patient).write([rows(b"a"), rows(b"b")], Task(0)).rows == 2
+    once = grouped(broker, **patient)
+    assert once.write([placed(0, b"c"), placed(2, b"d")], Task(0, 0, "q")).rows == 2
+    assert broker.values() == [b"a", b"b", b"c", b"d"]
+
+
 def test_tasks_of_a_process_share_a_producer(broker: Broker) -> None:
     for task in range(3):
         plain(broker).write([rows(b"x")], Task(task))
