@@ -8,6 +8,7 @@ One real Kafka and one Spark, `local[2]`, which share the cores of this machine.
 times unmeasured, then once a round; who is first rotates. Every run has a topic of its own, whose
 end offsets must be what was written (exactly once, where they count transactions as well: the
 records that are read as committed).
+Spark talks to its Python workers by Unix domain sockets (--tcp: as it does by default).
 "built-in, tuned" is Spark's sink with linger.ms=20 and batch.size=1000000; "asyncproducer, tuned"
 this one where Spark does not ask for the size of each Arrow batch after each row, as the queries
 have it, too (docs/spark-clusters.md, Tuning); "noop" only makes the rows. Queries go from Kafka to
@@ -238,6 +239,9 @@ def main() -> None:
         default=3,
         help="rounds before these: the JVM compiles what it runs often (default: %(default)s)",
     )
+    parser.add_argument(
+        "--tcp", action="store_true", help="Python workers by TCP, as Spark has it by default"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers")
     options = parser.parse_args()
     if options.batches < 3:
@@ -254,6 +258,7 @@ def main() -> None:
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.memory", "2g")
+            .config("spark.python.unix.domain.socket.enabled", str(not options.tcp).lower())
             .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
@@ -276,6 +281,7 @@ def main() -> None:
             "rows": options.rows,
             "rounds": options.rounds,
             "unmeasured": options.unmeasured,
+            "python_workers_by": "tcp" if options.tcp else "unix domain socket",
         }
         text = json.dumps({"about": about, "cases": cases}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")

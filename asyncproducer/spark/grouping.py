@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 
-from asyncproducer.arrow import murmur2_of
 from asyncproducer.producer import Producer
 from asyncproducer.spark.columns import PARTITIONS
+from asyncproducer.spark.routing import partitions_of
 from asyncproducer.spark.worker import worker
 
 if TYPE_CHECKING:
@@ -75,8 +74,7 @@ def _partition_of(partitions: int) -> Any:
     import pyarrow
 
     def partition_of(column: pyarrow.Array) -> pyarrow.Array:
-        hashes = numpy.asarray(murmur2_of(column.fill_null(b"")))
-        return pyarrow.array((hashes & 0x7FFFFFFF) % partitions, pyarrow.int32())
+        return partitions_of(column.fill_null(b""), partitions)
 
     # Spark reads the annotations, which are text here.
     partition_of.__annotations__ = {"column": pyarrow.Array, "return": pyarrow.Array}

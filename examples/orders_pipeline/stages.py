@@ -173,6 +173,8 @@ def session(settings: Settings, name: str, *, memory: str = "1g") -> SparkSessio
         .config("spark.driver.memory", memory)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        # By TCP, each thing that is asked of a Python worker waits 40 ms for an acknowledgement.
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.warehouse.dir", f"{settings.directory}/{name}/warehouse")

@@ -335,8 +335,9 @@ def test_a_sink_that_stops_says_why(spark: Any, broker: Broker, F: Any, tmp_path
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_what_a_kept_worker_has_imported_is_no_garbage_to_look_for(kept: bool) -> None:
-    program = "import gc, asyncproducer.spark.source; print(gc.get_freeze_count())"
+@pytest.mark.parametrize("module", ["source", "routing"])
+def test_what_a_kept_worker_has_imported_is_no_garbage_to_look_for(kept: bool, module: str) -> None:
+    program = f"import gc, asyncproducer.spark.{module}; print(gc.get_freeze_count())"
     environ = {name: value for name, value in os.environ.items() if name != "SPARK_REUSE_WORKER"}
     if kept:
         environ["SPARK_REUSE_WORKER"] = "1"
