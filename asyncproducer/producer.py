@@ -1287,8 +1287,9 @@ class Producer(Front, Generic[K, V]):
         """
         intake = self._usable_intake("partitions_for")
         intake.check_topic(topic)
-        deadline = self._loop_time() + min(self._max_block, _TOPIC_ID_S)
+        deadline = self._loop_time() + self._max_block
         request = MetadataRequest([topic], allow_auto_topic_creation=False)
+        unknown_until = -1.0
         while True:
             answer = await self._cluster.request(request, deadline=deadline)
             found = next((each for each in answer.topics if each.name == topic), None)
@@ -1297,7 +1298,10 @@ class Producer(Front, Generic[K, V]):
             if found is None or found.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 return (await self.partitions_for(topic))[0].topic_id
             # It may be that new that not all brokers know it.
-            if self._loop_time() + _TOPIC_ID_AGAIN_S >= deadline:
+            now = self._loop_time()
+            if unknown_until < 0:
+                unknown_until = min(deadline, now + _TOPIC_ID_S)
+            if now + _TOPIC_ID_AGAIN_S >= unknown_until:
                 raise MetadataTimeout(f"there is no topic {topic!r}")
             await asyncio.sleep(_TOPIC_ID_AGAIN_S)
 

@@ -215,13 +215,16 @@ class Sink:
         producer: Producer[Any, Any]
         async with Producer(config=self.options.config(transactional_id=place.name)) as producer:
             found = await _marker(producer, place)
+            adopt = self.options.adopt
             if found is not None:
-                adopted = self.options.adopt is not None  # the tasks know of which batch
+                # Once for a batch: when it is run again, some groups may be written.
+                adopted = adopt is not None and adopt > found.batch
                 name = f"sink.id {self.options.sink_id}"
                 check_layout(name, found, tasks, partitions, adopted=adopted)
                 if found.partitions == partitions:
                     return
-            marker = Marker(found.batch if found else 0, tasks=tasks, partitions=partitions)
+            batch = self.options.job_id if adopt is None else adopt
+            marker = Marker(batch or 0, tasks=tasks, partitions=partitions)
             async with producer.transaction():
                 await producer.send_offsets({place.partition: marker.packed()}, place.name)
 

@@ -209,9 +209,15 @@ def check_layout(
 ) -> None:
     """Raises SinkStopped if rows are in other groups now than those that the marker tells of.
 
-    `adopted`: nothing is written yet of what comes now, so other partitions do no harm. (Of other
-    `tasks` some are not fenced.)
+    The marker is a group's, or what the driver keeps. `adopted`: nothing is written yet of what
+    comes now, so other partitions do no harm. (Of other `tasks` some are not fenced.)
     """
+    if not found.tasks:
+        raise SinkStopped(
+            f"{name}: it has written with marker=source until batch {found.batch}, and groups know "
+            "nothing of that: keep marker=source, or give another sink.id at a batch from which on "
+            "nothing was written"
+        )
     if found.tasks != tasks:
         raise SinkStopped(
             f"{name}: the rows are in {tasks} tasks now, and were in {found.tasks} in batch "
@@ -242,8 +248,12 @@ def _of_source(unit: Unit, found: Marker | None, progress: Marker | None) -> Dec
         first = progress is None and unit.batch == 0
         # It was written before this batch. Had this batch left a marker, that would be newer,
         # and it would not have expired before this one.
+        # (That of groups tells nothing: they may have written these rows.)
         alive = (
-            progress is not None and progress.query == unit.query and progress.batch < unit.batch
+            progress is not None
+            and progress.tasks == 0
+            and progress.query == unit.query
+            and progress.batch < unit.batch
         )
         return _without_marker(unit, first or alive)
     if found.topic_id and found.topic_id != unit.topic_id:

@@ -369,6 +369,34 @@ def test_partitions_that_were_added_stop_a_replay_before_anything_is_written(
     assert broker.values() == [b"1", b"2", b"3"]
 
 
+def test_partitions_are_adopted_once_for_a_batch(broker: Broker) -> None:
+    """The option may stay where it is: a replay of that very batch finds some groups written."""
+    first = keyed(broker, 4, adopt=5)
+    first.prepare()
+    first.write([with_keys(0, (b"k", b"1"))], Task(0, 5, "q"))
+    with pytest.raises(SinkStopped, match="one of 4 partitions in batch 5, and now to one of 6"):
+        keyed(broker, 6, adopt=5).prepare()
+    again = first.write([with_keys(0, (b"k", b"1"))], Task(0, 5, "q"))
+    first.commit([again, first.write([], Task(1, 5, "q"))], 5, "q")
+    for batch in (4, 5):
+        with pytest.raises(SinkStopped, match="one of 4 partitions in batch 5, and now to one of"):
+            keyed(broker, 6, adopt=batch).prepare()
+    keyed(broker, 6, adopt=6).prepare()
+
+
+def test_a_sink_does_not_change_its_kind_of_marker(broker: Broker) -> None:
+    """Neither knows what the other has written."""
+    sink = sourced(broker)
+    sink.commit([sink.write([read(range(3), 0)], Task(0, 0, "q"))], 0, "q")
+    with pytest.raises(SinkStopped, match="has written with marker=source until batch 0"):
+        grouped(broker).prepare()
+    other = grouped(broker, sink_id="other")
+    other.prepare()
+    other.commit([other.write([], Task(n, 0, "q")) for n in range(2)], 0, "q")
+    with pytest.raises(SinkStopped, match="nothing is known of earlier ones"):
+        sourced(broker, sink_id="other").write([read(range(3))], Task(0, 1, "q"))
+
+
 def test_what_was_agreed_on_is_written_once_a_process_and_again_with_the_progress(
     broker: Broker,
 ) -> None:

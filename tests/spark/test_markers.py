@@ -114,6 +114,9 @@ def test_groups(unit: Unit, found: Marker | None, expected: Decision | str) -> N
         (source(7), None, Marker(6, "q"), ALL),
         # The marker may be gone: it was written before what is known of the query.
         (source(7), None, Marker(7, "q"), "nothing is known"),
+        # What was written until now was written by groups.
+        (source(7), None, Marker(6, "q", tasks=2), "nothing is known"),
+        (source(0), None, Marker(0, tasks=2), "nothing is known"),
         (source(0), None, Marker(0, "q"), "nothing is known"),
         (source(7), None, Marker(6, "other"), "nothing is known"),
         (source(0), None, Marker(6, "other"), "nothing is known"),
