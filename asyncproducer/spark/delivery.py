@@ -159,9 +159,10 @@ class Sink:
                 size += payload_bytes(batch, self.columns)
                 if not feed.put(batch):
                     break  # its error is in `sent`
+            else:
+                if at_end is not None:
+                    ended = here.submit(at_end())
             feed.end()
-            if at_end is not None:
-                ended = here.submit(at_end())
             result = sent.result()
             if ended is not None:
                 ended.result()
@@ -223,6 +224,10 @@ class Sink:
                 check_layout(name, found, tasks, partitions, adopted=adopted)
                 if found.partitions == partitions:
                     return
+                for group in range(tasks):
+                    written = await _marker(producer, self.place(f"g{group}"))
+                    if written is not None and adopt is not None and written.batch >= adopt:
+                        check_layout(f"group {group} of {tasks}", written, tasks, partitions)
             batch = self.options.job_id if adopt is None else adopt
             marker = Marker(batch or 0, tasks=tasks, partitions=partitions)
             async with producer.transaction():
@@ -324,6 +329,10 @@ class Sink:
             Producer(config=self.options.config(transactional_id=place.name)) as producer,
             producer.transaction(),
         ):
+            found = await _marker(producer, place)
+            if found is not None and found.query == marker.query:
+                # Never back, as an older checkpoint would have it.
+                marker = replace(marker, batch=max(found.batch, marker.batch))
             await producer.send_offsets({place.partition: marker.packed()}, place.name)
 
     def place(self, unit: str) -> _Place:
@@ -370,13 +379,16 @@ class _Attempt:
         except Exception as error:
             fenced = here.run(_is_fenced(producer, error))
             if isinstance(error, SharedSource):
-                marker = Marker(self.batch, self.task.query, self.task.partition)
-                self.sink.stop(self.source, marker, error)
+                self._stop_source(error)
             if not fenced or isinstance(error, SinkStopped) or not self._is_whole:
                 raise
             for each in batches:
                 self.look(each)  # what the other attempt delivers is known from all of them
-            here.run(self._await_marker(time.monotonic() + patience, error))
+            try:
+                here.run(self._await_marker(time.monotonic() + patience, error))
+            except SharedSource as shared:
+                self._stop_source(shared)
+                raise
             return self._skipped(began)
         finally:
             if producer is not None:
@@ -385,6 +397,10 @@ class _Attempt:
                 here.run(ends)
         report = _report(self.task, producer, before, began, result, size)
         return replace(report, source=self.source, skipped=self.rows - rows)
+
+    def _stop_source(self, error: SharedSource) -> None:
+        marker = Marker(self.batch, self.task.query, self.task.partition)
+        self.sink.stop(self.source, marker, error)
 
     #: Whether no error has ended the rows too early.
     _is_whole = True
@@ -429,7 +445,7 @@ class _Attempt:
         """See what earlier attempts have done, which are fenced by now."""
         unit, found = await gather(self.unit(producer), _marker(producer, self.place))
         progress = None
-        if found is None and unit.of_source:
+        if found is None:
             progress = await _marker(producer, self.sink.place("driver"))
         return found, decide(unit, found, progress)
 

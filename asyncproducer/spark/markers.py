@@ -168,15 +168,24 @@ _NONE = Decision(Action.SKIP)
 
 
 def decide(unit: Unit, found: Marker | None, progress: Marker | None = None) -> Decision:
-    """What to do with a unit, given its marker and (of sources) the query's own.
+    """What to do with a unit, given its marker and, where there is none, what the driver keeps.
 
     Raises SinkStopped.
     """
-    return _of_source(unit, found, progress) if unit.of_source else _of_group(unit, found)
+    rule = _of_source if unit.of_source else _of_group
+    return rule(unit, found, progress)
 
 
-def _of_group(unit: Unit, found: Marker | None) -> Decision:
+def _of_group(unit: Unit, found: Marker | None, progress: Marker | None) -> Decision:
     if found is None:
+        if progress is not None:
+            check_layout(unit.name, progress, unit.tasks, unit.partitions)
+            if progress.batch > unit.batch:
+                raise SinkStopped(
+                    f"{unit.name}: this is batch {unit.batch}, and batch {progress.batch} is the "
+                    "first one that this sink may write since partitions were added, or since "
+                    "adopt said so: what is left of earlier ones is not known to be unwritten"
+                )
         return _without_marker(unit, unit.batch == 0)
     is_new = found.batch < unit.batch or found.query != unit.query
     adopted = unit.adopt == unit.batch and is_new

@@ -216,6 +216,7 @@ def test_a_group_is_written_once_however_often_its_task_runs(broker: Broker) -> 
 def test_the_marker_is_read_after_all_earlier_attempts_are_fenced(broker: Broker) -> None:
     """Before it, an attempt that is not fenced yet could still commit what is read as missing."""
     sinks = ((grouped(broker), placed(0, b"a")), (sourced(broker), read(range(3))))
+    before = 0
     for number, (sink, batch) in enumerate(sinks):
         sink.write([batch], Task(0, 0, "q"))
         fenced, looked = broker.do(
@@ -225,7 +226,9 @@ def test_the_marker_is_read_after_all_earlier_attempts_are_fenced(broker: Broker
             ]
         )
         assert len(fenced) == number + 1
-        assert fenced[number] < looked[number]
+        assert len(looked) == before + 2  # the unit's, and the driver's as there is none
+        assert fenced[number] < min(looked[before:])
+        before = len(looked)
 
 
 def test_rows_that_end_with_an_error_are_not_compared_with_what_another_attempt_wrote(
@@ -270,8 +273,8 @@ def test_tasks_of_a_process_use_one_connection_and_fence_all_the_same(broker: Br
         for group in range(2):
             assert sink.write([placed(group, b"a")], Task(group, batch, "q")).rows == 1
             assert asked("init_producer_id") == 2 * batch + group + 1
-    # A transaction's and a group's coordinator, of each unit.
-    assert asked("find_coordinator") == 4
+    # A transaction's and a group's coordinator, of each unit; and what the driver keeps.
+    assert asked("find_coordinator") == 5
     found = broker.do(lambda cluster: len(cluster.received("api_versions")))
     assert found == 2  # one to ask which brokers there are, one to that broker
     assert len(broker.values()) == 6
@@ -382,6 +385,31 @@ def test_partitions_are_adopted_once_for_a_batch(broker: Broker) -> None:
         with pytest.raises(SinkStopped, match="one of 4 partitions in batch 5, and now to one of"):
             keyed(broker, 6, adopt=batch).prepare()
     keyed(broker, 6, adopt=6).prepare()
+
+
+def test_a_group_without_a_marker_asks_what_the_driver_knows(broker: Broker) -> None:
+    """A batch is half written, and the query is told to go on with a later one."""
+    keyed(broker, 4).prepare()
+    keyed(broker, 4).write([with_keys(0, (b"k", b"1"))], Task(0, 0, "q"))
+    later = keyed(broker, 6, adopt=7)
+    later.prepare()
+    with pytest.raises(SinkStopped, match="this is batch 0, and batch 7 is the first one"):
+        later.write([with_keys(1, (b"l", b"2"))], Task(1, 0, "q"))
+    # Nor does a task that comes too late write where others have gone on.
+    with pytest.raises(SinkStopped, match="one of 6 partitions in batch 7, and now to one of 4"):
+        keyed(broker, 4).write([with_keys(1, (b"l", b"2"))], Task(1, 0, "q"))
+    assert broker.values() == [b"1"]
+
+
+def test_a_batch_that_is_half_written_is_not_adopted(broker: Broker) -> None:
+    """And what the driver keeps stays, so that the way back is open."""
+    sink = keyed(broker, 4)
+    sink.prepare()
+    for batch in range(2):
+        sink.write([with_keys(0, (b"k", b"%d" % batch))], Task(0, batch, "q"))
+    with pytest.raises(SinkStopped, match=r"group 0 of 2.*batch 1, .*partitions=4\)"):
+        keyed(broker, 6, adopt=1).prepare()
+    keyed(broker, 4).prepare()
 
 
 def test_a_sink_does_not_change_its_kind_of_marker(broker: Broker) -> None:
@@ -655,6 +683,19 @@ def test_a_partition_with_its_first_rows_late_is_new_if_the_query_is_known(broke
         sink.write([read(range(3), 0, topic="out")], Task(0, 7, "other"))
 
 
+def test_the_progress_of_a_query_does_not_go_back(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an older checkpoint, a marker that has expired would be taken for a new source's."""
+    sink = sourced(broker)
+    for batch, offsets in ((7, range(3)), (3, range(3, 6))):
+        monkeypatch.setattr(delivery, "_told", {})  # a new process
+        adopted = replace(sink, options=replace(sink.options, adopt=batch))
+        sink.commit([adopted.write([read(offsets)], Task(0, batch, "q"))], batch, "q")
+    with pytest.raises(SinkStopped, match="nothing is known of earlier ones"):
+        sink.write([read(range(3), 1)], Task(1, 5, "q"))
+
+
 def test_two_partitions_in_one_task_stop(broker: Broker) -> None:
     both = pa.Table.from_batches([read(range(2), 0), read(range(2), 1)]).combine_chunks()
     for batches in ([read(range(2), 0), read(range(2), 1)], both.to_batches()):
@@ -776,6 +817,38 @@ def test_two_tasks_of_one_partition_at_once_stop(
         run_both()
     assert done[0].rows == len(offsets)
     assert broker.values() == expected((0, offsets))
+
+
+def test_one_partition_in_two_tasks_at_once_is_kept_though_nobody_tries_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    sink = sourced(broker)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield read(range(3))
+        sink.write([read(range(5, 10))], Task(1, 0, "q"))
+        yield read(range(3, 5))
+
+    with pytest.raises(SinkStopped, match="several Spark partitions"):
+        sink.write(batches(), Task(0, 0, "q"))
+    with pytest.raises(SinkStopped, match=r"this sink\.id has stopped in batch 0"):
+        sink.write([read(range(10))], Task(0, 0, "new"))
+
+
+def test_rows_that_are_refused_half_way_leave_no_marker_of_a_part(broker: Broker) -> None:
+    """What is wrong with them is told, not that a replay has fewer."""
+    sink = sourced(broker)
+    sink.write([read(range(5))], Task(0, 0, "q"))
+    broker.do(lambda c: c.inject("produce", error="TOPIC_AUTHORIZATION_FAILED", times=None))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for first in range(0, 400, 4):
+            yield read(range(first, first + 4))
+
+    with pytest.raises(KafkaError) as caught:
+        sink.write(batches(), Task(0, 0, "q"))
+    assert not isinstance(caught.value, SinkStopped)
 
 
 @pytest.mark.parametrize("second", [[read(range(10))], [read(range(6)), read(range(6, 10))]])
