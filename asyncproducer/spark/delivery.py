@@ -279,11 +279,14 @@ class Sink:
             )
 
     async def _stop(self, place: _Place, marker: Marker) -> None:
+        await self._revise(place, lambda found: replace(found or marker, stopped=True))
+
+    async def _revise(self, place: _Place, revised: Callable[[Marker | None], Marker]) -> None:
+        """Put another marker in the place of the one that is there, if there is one."""
         config = self.options.config(transactional_id=place.name)
         producer: Producer[Any, Any]
         async with Producer(config=config) as producer, producer.transaction():
-            found = await _marker(producer, place)
-            marker = replace(found or marker, stopped=True)
+            marker = revised(await _marker(producer, place))
             await producer.send_offsets({place.partition: marker.packed()}, place.name)
 
     def abort(self) -> None:
@@ -319,21 +322,15 @@ class Sink:
             return
         columns, options = self.columns, self.options
         marker = Marker(batch, query, tasks=options.tasks, partitions=columns.partitions)
-        worker().run(self._write_progress(marker))
-        _told[key] = time.monotonic()
 
-    async def _write_progress(self, marker: Marker) -> None:
-        place = self.place("driver")
-        producer: Producer[Any, Any]
-        async with (
-            Producer(config=self.options.config(transactional_id=place.name)) as producer,
-            producer.transaction(),
-        ):
-            found = await _marker(producer, place)
-            if found is not None and found.query == marker.query:
-                # Never back, as an older checkpoint would have it.
-                marker = replace(marker, batch=max(found.batch, marker.batch))
-            await producer.send_offsets({place.partition: marker.packed()}, place.name)
+        def later(found: Marker | None) -> Marker:
+            if found is None or found.query != marker.query:
+                return marker
+            # Never back, as an older checkpoint would have it.
+            return replace(marker, batch=max(found.batch, marker.batch))
+
+        worker().run(self._revise(self.place("driver"), later))
+        _told[key] = time.monotonic()
 
     def place(self, unit: str) -> _Place:
         """Where the marker of a unit is."""
