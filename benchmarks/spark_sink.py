@@ -13,9 +13,9 @@ Spark talks to its Python workers by Unix domain sockets (--tcp: as it does by d
 this one where Spark does not ask for the size of each Arrow batch after each row, as the queries
 have it, too (docs/spark-clusters.md, Tuning); "noop" only makes the rows. Queries go from Kafka to
 Kafka: "at least once" with values alone, "same columns" and "exactly once" with where each row was
-read besides (marker=source), "groups" with a shuffle by partition (marker=group). "per core" is by
-a second of CPU of Spark, its Python workers included; "added" is by a micro-batch, beside one whose
-sink is noop.
+read besides (marker=source), "groups" with a shuffle by partition, which marker=group needs and at
+least once is given to compare. "per core" is by a second of CPU of Spark, its Python workers
+included; "added" is by a micro-batch, beside one whose sink is noop.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ _QUERIES = [
     "at least once, same columns",
     "exactly once",
     "exactly once, groups",
+    "at least once, groups",
     "built-in",
     "noop",
 ]
@@ -159,19 +160,17 @@ class Bench:
             .load()
         )
         options = self.options(topic)
-        exact = sink.startswith("exactly once")
+        exact, groups = sink.startswith("exactly once"), sink.endswith("groups")
         if sink in ("exactly once", "at least once, same columns"):
             places = ("topic as __topic", "partition as __partition", "offset as __offset")
             rows = rows.selectExpr("value", *places)
         else:
             rows = rows.select("value")
+        if groups:
+            rows = by_kafka_partition(rows, tasks=2, partitions=_PARTITIONS)
         if exact:
             options |= {"delivery": "exactly_once", "sink.id": topic}
-            if sink == "exactly once, groups":
-                options["tasks"] = "2"
-                rows = by_kafka_partition(rows, tasks=2, partitions=_PARTITIONS)
-            else:
-                options["marker"] = "source"
+            options |= {"tasks": "2"} if groups else {"marker": "source"}
         kind = {"noop": "noop", "built-in": "kafka"}.get(sink, "asyncproducer")
         with tempfile.TemporaryDirectory() as checkpoint:
             query = (

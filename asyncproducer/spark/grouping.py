@@ -31,8 +31,8 @@ def by_kafka_partition(
 
     For `delivery=exactly_once` with `marker=group`; give the sink the same `tasks`, and nothing
     between this and the sink. A column `partition` that is there already is kept. Else it is
-    Kafka's own of `key` (murmur2), or of `value` where the key is null, so that the same row
-    always has the same. The number of `partitions` is given, or asked of the `topic` (with the
+    Kafka's own of `key` (murmur2); where there is none, or null, one by `value`, so that the same
+    row always has the same. The number of `partitions` is given, or asked of the `topic` (with the
     producer's `options`), once: more partitions later get nothing until the query is started anew.
     Then the sink stops and says how to go on: with `partitions` as they were, or with more of them
     from a batch on of which nothing is written.
@@ -56,10 +56,13 @@ def by_kafka_partition(
             partitions = worker().run(_count(topic, bootstrap_servers, options))
         if partitions < 1:
             raise ValueError(f"partitions={partitions}: a topic has at least one")
-        routed = F.col(columns.get("value", "value")).cast("binary")
+        value = F.col(columns.get("value", "value")).cast("binary")
+        # Spark's own hash: without keys, no row has to go to Python for it.
+        chosen = F.pmod(F.xxhash64(value), F.lit(partitions)).cast("int")
         if "key" in columns:
-            routed = F.coalesce(F.col(columns["key"]).cast("binary"), routed)
-        df = df.withColumn("partition", _partition_of(partitions)(routed))
+            key = F.col(columns["key"]).cast("binary")
+            chosen = F.when(key.isNull(), chosen).otherwise(_partition_of(partitions)(key))
+        df = df.withColumn("partition", chosen)
         df = df.withMetadata("partition", {PARTITIONS: partitions})
     group = F.pmod(F.col(columns.get("partition", "partition")), F.lit(tasks))
     return df.repartitionById(tasks, group.cast("int"))

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,25 @@ def test_rows_go_where_kafka_would_send_them(spark: Any, broker: Broker, F: Any)
     for partition in range(4):
         values = broker.values(partition=partition, committed=False)
         assert values[::2] == values[1::2] != []
+
+
+def test_rows_without_a_key_go_by_their_value(spark: Any, F: Any) -> None:
+    """Each row to the same partition whether its key is null or there is no such column."""
+    from asyncproducer.spark import by_kafka_partition
+
+    df = frame(spark, 1000, F)
+    halves = df.withColumn("key", F.when(F.expr("value % 2 = 0"), F.col("key")))
+    routed = by_kafka_partition(halves, tasks=3, partitions=4).where("key is null")
+    without = by_kafka_partition(df.drop("key"), tasks=3, partitions=4).where("value % 2 = 1")
+    placed, again = (
+        {row["value"]: row["partition"] for row in each.collect()} for each in (routed, without)
+    )
+    assert placed == again
+    assert len(placed) == 500
+    counts = Counter(placed.values())
+    assert set(counts) == {0, 1, 2, 3}
+    assert min(counts.values()) > 90
+    assert "EvalPython" not in without._jdf.queryExecution().toString()
 
 
 def test_columns_are_found_in_any_case(spark: Any, broker: Broker, F: Any) -> None:
