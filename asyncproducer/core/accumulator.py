@@ -630,7 +630,8 @@ class Accumulator:
         is full. And a full batch that nobody takes yet becomes larger: so batches are small
         where brokers are quick, and large where they are busy. Memory comes in steps that
         double, and only while nobody waits for any; in larger ones while half of it is free, since
-        what is in the batch is copied with each.
+        each is a buffer of its own, to be written on its own. (What is compressed is one, and is
+        copied.)
         """
         ripe = batch.ripe or batch.estimated_size() + size > batch.write_limit
         size += batch.size

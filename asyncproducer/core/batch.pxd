@@ -173,6 +173,9 @@ cdef class ProducerBatch(Outcome):
     cdef public bytearray header
     cdef public bytearray buffer
     cdef SpareBuffers _spares
+    cdef Py_ssize_t _before
+    cdef list _full
+    cdef Py_ssize_t _lost
 
     cpdef Py_ssize_t estimated_size(self)
     cpdef Py_ssize_t on_the_wire(self, Py_ssize_t size)
@@ -237,8 +240,9 @@ cdef class ProducerBatch(Outcome):
         Py_ssize_t limit,
         Py_ssize_t most,
     ) except -1
-    @cython.locals(buffer=bytearray, larger=bytearray, room=Py_ssize_t, spares=SpareBuffers)
-    cdef bytearray _make_room(self, Py_ssize_t written, Py_ssize_t needed)
+    @cython.locals(buffer=bytearray, has=Py_ssize_t, room=Py_ssize_t, left=Py_ssize_t)
+    cdef bytearray _make_room(self, Py_ssize_t written, Py_ssize_t record_size)
+    cdef tuple _written(self)
     @cython.locals(buffer=bytearray)
     cdef object _give_buffer_back(self)
     cpdef object close(self)
@@ -246,7 +250,7 @@ cdef class ProducerBatch(Outcome):
         self, long long producer_id, int producer_epoch, long long base_sequence, bint transactional
     )
     @cython.locals(
-        attributes=cython.int, payload=bytes, header=bytearray, length=Py_ssize_t, crc=cython.uint
+        attributes=cython.int, payload=bytes, pieces=tuple, length=Py_ssize_t, crc=cython.uint
     )
     cpdef object seal(self)
     cpdef tuple buffers(self)

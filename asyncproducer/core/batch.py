@@ -344,9 +344,15 @@ class ProducerBatch(Outcome):
         self.max_timestamp = -1
         self.size = BATCH_OVERHEAD
         self.header: bytearray | None = None
-        #: Where its buffer comes from and goes to, if it can.
+        #: Where its buffers come from and go to, if they can.
         self._spares = spares
+        #: What is written now, and how many bytes are in those before it, which are full. (Only
+        #: compiled code has several: it would copy what grows.)
         self.buffer: bytearray | None = None
+        self._before = 0
+        self._full: list[tuple[bytearray, int]] | None = None
+        #: Bytes that full ones have left over.
+        self._lost = 0
         if COMPILED:  # pragma: no cover - coverage sees no C
             if spares is not None:
                 self.buffer = spares.take(write_limit)
@@ -387,12 +393,12 @@ class ProducerBatch(Outcome):
 
     def widen(self, capacity: int, ripe: bool) -> None:
         """There is memory for `capacity` bytes; `ripe`: all of it may be used."""
-        self.capacity = capacity
+        self.capacity = capacity - self._lost
         self.ripe = ripe
         if ripe:
-            self.easy = capacity
+            self.easy = self.capacity
         elif self.codec is None:
-            self.easy = min(self.write_limit, capacity)
+            self.easy = min(self.write_limit, self.capacity)
 
     def try_append(
         self,
@@ -460,9 +466,9 @@ class ProducerBatch(Outcome):
             raise IllegalStateError("the batch has given its buffer back")
         if COMPILED:  # pragma: no cover - coverage sees no C
             # The limit is an estimate where records are compressed: grow beyond it.
-            if self.size + record_size > len(buffer):
-                buffer = self._make_room(self.size, self.size + record_size)
-            at = PyByteArray_AS_STRING(buffer) + self.size
+            if self.size + record_size > self._before + len(buffer):
+                buffer = self._make_room(self.size, record_size)
+            at = PyByteArray_AS_STRING(buffer) + (self.size - self._before)
             at = put_varint(at, body_size)
             at[0] = 0
             at = put_varint(at + 1, delta)
@@ -523,8 +529,8 @@ class ProducerBatch(Outcome):
         largest = -1
         number = first
         if COMPILED:  # pragma: no cover - coverage sees no C
-            at = PyByteArray_AS_STRING(buffer) + size
-            room = len(buffer)
+            at = PyByteArray_AS_STRING(buffer) + (size - self._before)
+            room = self._before + len(buffer)
             value_size = length = -2
             try:
                 while number < end:
@@ -542,9 +548,9 @@ class ProducerBatch(Outcome):
                     body_size = length + _size_of_length(count)
                     needed = size + body_size + _size_of_length(body_size)
                     if needed > room:
-                        buffer = self._make_room(size, needed)
-                        at = PyByteArray_AS_STRING(buffer) + size
-                        room = len(buffer)
+                        buffer = self._make_room(size, needed - size)
+                        at = PyByteArray_AS_STRING(buffer) + (size - self._before)
+                        room = self._before + len(buffer)
                     at = put_varint(at, body_size)
                     at[0] = 0
                     at = put_varint(at + 1, delta)
@@ -593,24 +599,40 @@ class ProducerBatch(Outcome):
         return number - first
 
     def _make_room(
-        self, written: int, needed: int
+        self, written: int, record_size: int
     ) -> bytearray:  # pragma: no cover - coverage sees no C
-        """A larger buffer, with what is written (compiled only; else it grows by itself)."""
+        """The buffer for a record that does not fit behind the bytes that are written.
+
+        Compiled only; else the buffer grows by itself.
+        """
         buffer: Any = self.buffer
-        room = 2 * len(buffer)
-        if self.capacity < room:
-            room = self.capacity
-        if needed > room:
-            room = needed
-        spares = self._spares
-        larger = None if spares is None else spares.take(room)
-        if spares is None or larger is None:
+        has = self._before + len(buffer)
+        if self.codec is not None or written == BATCH_OVERHEAD:
+            # In one piece, as codecs want it; or nothing is in it yet.
+            room = 2 * has if 2 * has < self.capacity else self.capacity
+            if room < written + record_size:
+                room = written + record_size
             PyByteArray_Resize(buffer, room)
             return buffer  # type: ignore[no-any-return]
-        memcpy(PyByteArray_AS_STRING(larger), PyByteArray_AS_STRING(buffer), written)
-        self.buffer = larger
-        spares.put(buffer)
-        return larger
+        room = self.capacity - has
+        if room > 4 * has:
+            room = 4 * has
+        if room < record_size:
+            room = record_size
+        # What the last one has left over is lost. So this one has the size that others have at this
+        # step, and is used again.
+        left = has - written
+        self._lost += left
+        self.capacity -= left
+        if self.easy > self.capacity:
+            self.easy = self.capacity
+        if self._full is None:
+            self._full = []
+        self._full.append((buffer, written - self._before))
+        self._before = written
+        buffer = None if self._spares is None else self._spares.take(room)
+        self.buffer = new_buffer(room) if buffer is None else buffer
+        return self.buffer
 
     def close(self) -> None:
         """Take no more records."""
@@ -620,9 +642,18 @@ class ProducerBatch(Outcome):
 
     def uncompressed(self) -> memoryview:
         """The records as they were written. Not after `compress`."""
+        pieces = self._written()
+        whole = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+        return whole[BATCH_OVERHEAD:]
+
+    def _written(self) -> tuple[memoryview, ...]:
+        """Header and records, in the order of writing."""
         if self.buffer is None:
             raise IllegalStateError("the batch has given its buffer back")
-        return memoryview(self.buffer)[BATCH_OVERHEAD : self.size]
+        last = memoryview(self.buffer)[: self.size - self._before]
+        if self._full is None:
+            return (last,)
+        return (*[memoryview(buffer)[:size] for buffer, size in self._full], last)
 
     def needs_compression(self) -> bool:
         """Whether `compressed` must come before `seal`."""
@@ -661,21 +692,19 @@ class ProducerBatch(Outcome):
             )
         attributes = _TRANSACTIONAL if self.transactional else 0
         payload = self.payload
-        if payload is None:
-            if self.codec is not None:
-                raise IllegalStateError("the records must be compressed before the batch is sealed")
-            header = self.buffer
-            length = self.size
-        else:
+        if payload is None and self.codec is not None:
+            raise IllegalStateError("the records must be compressed before the batch is sealed")
+        if payload is not None:
             if self.codec is None:
                 raise IllegalStateError("a batch without a codec has no compressed records")
             attributes |= self.codec.codec_id
             # A new one each time: an older header may still be on its way out.
-            header = bytearray(BATCH_OVERHEAD)
-            self.header = header
-            length = BATCH_OVERHEAD + len(payload)
-        if header is None:
-            raise IllegalStateError("the batch has given its buffer back")
+            self.header = bytearray(BATCH_OVERHEAD)
+        pieces = self.buffers()
+        header = pieces[0]
+        length = 0
+        for piece in pieces:
+            length += len(piece)
         _HEADER.pack_into(
             header,
             0,
@@ -694,10 +723,9 @@ class ProducerBatch(Outcome):
             self.count,
         )
         self.renumbered = False
-        if payload is None:
-            crc = crc32c(memoryview(header)[_CRC_FROM:length])
-        else:
-            crc = crc32c(payload, crc32c(memoryview(header)[_CRC_FROM:]))
+        crc = crc32c(memoryview(header)[_CRC_FROM:])
+        for piece in pieces[1:]:
+            crc = crc32c(piece, crc)
         _CRC.pack_into(header, _CRC_AT, crc)
 
     def persisted(self) -> Persisted:
@@ -710,9 +738,7 @@ class ProducerBatch(Outcome):
         """The sealed batch as buffers to write one after the other."""
         if self.payload is not None:
             return (self.header, self.payload)
-        if self.buffer is None:
-            raise IllegalStateError("the batch has given its buffer back")
-        return (memoryview(self.buffer)[: self.size],)
+        return self._written()
 
     def release(self) -> None:
         """Drop the bytes: deliveries keep the batch alive, they need no buffer."""
@@ -725,6 +751,10 @@ class ProducerBatch(Outcome):
         self.buffer = None
         if COMPILED and buffer is not None and self._spares is not None:  # pragma: no cover
             self._spares.put(buffer)
+            if self._full is not None:
+                for buffer, _ in self._full:
+                    self._spares.put(buffer)
+        self._full = None
 
     # -- splitting -------------------------------------------------------------------------
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncproducer.core import spares as module
-from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, read_records
+from asyncproducer.core.batch import (
+    NO_HEADERS,
+    RECORD_OVERHEAD,
+    ListedValues,
+    ProducerBatch,
+    read_records,
+)
 from asyncproducer.core.spares import SpareBuffers
 
 COMPILED = not str(module.__file__).endswith(".py")
@@ -90,15 +98,60 @@ def test_a_batch_has_nothing_of_the_one_before() -> None:
 
 
 @compiled_only
-def test_a_batch_that_grows_takes_a_larger_one_and_leaves_its_own() -> None:
+def test_a_batch_that_grows_goes_on_in_another_buffer() -> None:
+    """Of a size that others have there, too, however much the first had left over."""
     spares = SpareBuffers(100_000)
-    filled(spares, b"a" * 50, records=30, capacity=2000).release()
+    first = filled(spares, b"a" * 50, records=30, capacity=2000)
+    assert [len(piece) for piece in first.buffers()] == [973, 798]
+    first.release()
     assert spares.size == 2000
-    grown = filled(spares, b"b" * 70, records=24, capacity=2000)
-    assert spares.size == 1000
-    assert values(grown) == [b"b" * 70] * 24
+    grown = filled(spares, b"b" * 70, records=22, capacity=2000)
+    assert spares.size == 0
+    assert len(grown.buffers()) == 2
+    assert values(grown) == [b"b" * 70] * 22
     grown.release()
-    assert spares.size == 3000
+    assert spares.size == 2000
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3000)), min_size=1, max_size=30),
+    in_bulk=st.booleans(),
+)
+def test_the_pieces_of_a_batch_are_what_one_buffer_would_have(
+    steps: list[tuple[int, int]], in_bulk: bool
+) -> None:
+    """Also when it is sealed a second time; and they take no more memory than it has, but for a
+    first record that is large."""
+    grown = ProducerBatch("t", 0, write_limit=1000, created_at=0.0, memory=1000)
+    whole = ProducerBatch("t", 0, write_limit=10**6, created_at=0.0, memory=10**6)
+    memory = 1000
+    for number, (records, size) in enumerate(steps):
+        listed = [b"%d" % number * size] * records
+        memory *= 2
+        grown.widen(memory, True)
+        taken = 0
+        if in_bulk and len(listed):
+            limit = grown.easy - RECORD_OVERHEAD
+            taken = grown.append_values(ListedValues(listed), 0, records, 5, limit, 10**6)
+            assert whole.append_values(ListedValues(listed), 0, taken, 5, 10**6, 10**6) == taken
+        for value in listed[taken:]:
+            if grown.try_append(5, b"k", value, NO_HEADERS) is not None:
+                assert whole.try_append(5, b"k", value, NO_HEADERS) is not None
+        if memory > 200_000:
+            break
+    if grown.count == 0:
+        return
+    for batch in (grown, whole):
+        batch.close()
+    for sequence in (0, 7):
+        for batch in (grown, whole):
+            batch.set_producer_state(1, 2, sequence, transactional=False)
+            batch.seal()
+        assert b"".join(grown.buffers()) == b"".join(whole.buffers())
+    assert bytes(grown.uncompressed()) == bytes(whole.uncompressed())
+    assert grown.size <= memory + 12_000
+    if COMPILED:
+        assert sum(len(piece.obj) for piece in grown.buffers()) <= memory + 12_000
 
 
 @compiled_only
