@@ -250,7 +250,9 @@ class Sink:
             self._check_sources(reports, Marker(number, query))
         if self.options.keying is not Keying.NONE and self.options.streaming:
             self._tell_progress(number, query)
-        report = CommitReport.of(batch, reports)
+        # A job has a number only where markers need one.
+        counted = batch if self.options.keying is Keying.NONE else number
+        report = CommitReport.of(counted, reports)
         logger.info("committed %s", report)
         if self.options.report_file is not None:
             with open(self.options.report_file, "a", encoding="utf-8") as file:

@@ -25,7 +25,7 @@ from orders_pipeline.load import send_orders
 from orders_pipeline.orders import Codec, register
 from orders_pipeline.processes import Kill, StageProcess, end, environment, kill_plan
 from orders_pipeline.rules import RAW
-from orders_pipeline.stages import STAGES, Settings, Stage, Status, done, is_up, targets
+from orders_pipeline.stages import STAGES, Settings, Stage, Status, done, is_up, replayed, targets
 from orders_pipeline.view import Picture, StagePicture, View
 
 __all__ = ["Failed", "Options", "run", "settled"]
@@ -142,6 +142,10 @@ class _Run:
                 self._view.show()
                 if loading.done() and is_done and not self._kills:
                     self._view.tell("all orders are through")
+                    found = sum(replayed(self._settings.of(stage)) for stage in STAGES)
+                    self._view.tell(
+                        f"{found:,} results were found delivered when a batch came again"
+                    )
                     return
                 await self._kill_next(is_done and loading.done())
                 await asyncio.sleep(_TICK_S)

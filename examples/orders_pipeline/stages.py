@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ["STAGES", "Settings", "Stage", "Status", "done", "is_up", "session", "start"]
-__all__ += ["targets"]
+__all__ = ["STAGES", "Settings", "Stage", "Status", "done", "is_up", "replayed", "session"]
+__all__ += ["start", "targets"]
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,21 @@ def done(directory: Path) -> dict[int, int]:
     lines = (directory / "checkpoint" / "offsets" / str(last)).read_text(encoding="utf-8")
     (offsets,) = json.loads(lines.splitlines()[-1]).values()
     return {int(partition): offset for partition, offset in offsets.items()}
+
+
+def replayed(directory: Path) -> int:
+    """How many rows of the stage's batches were delivered by an attempt whose end nobody heard of,
+    and so not written again. By the sink's reports, of which a kill may have cut one off.
+    """
+    try:
+        lines = (directory / "commits.jsonl").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return 0
+    rows = 0
+    for line in lines:
+        with suppress(ValueError):
+            rows += json.loads(line)["skipped"]
+    return rows
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:

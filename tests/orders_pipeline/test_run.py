@@ -16,7 +16,7 @@ from orders_pipeline.command import parse
 from orders_pipeline.judging import expected
 from orders_pipeline.pipeline import settled
 from orders_pipeline.processes import kill_plan
-from orders_pipeline.stages import STAGES, Settings, Stage, Status, done, is_up, targets
+from orders_pipeline.stages import STAGES, Settings, Stage, Status, done, is_up, replayed, targets
 from orders_pipeline.view import Picture, StagePicture, line
 
 
@@ -82,6 +82,14 @@ def test_before_the_first_batch_nothing_is_done(tmp_path: Path) -> None:
     assert done(tmp_path) == {}
     assert not is_up(tmp_path)
     assert Status.load(tmp_path) == Status()
+
+
+def test_what_a_replay_finds_delivered_is_counted(tmp_path: Path) -> None:
+    """A kill may have cut a report off; the next one is in the same line then."""
+    assert replayed(tmp_path) == 0
+    lines = ['{"skipped":0}', '{"skipped":9555}', '{"ski{"skipped":3}', '{"skipped":20}', '{"sk']
+    (tmp_path / "commits.jsonl").write_text("\n".join(lines))
+    assert replayed(tmp_path) == 9575
 
 
 def test_the_audit_judges_every_topic_against_the_one_before() -> None:

@@ -198,6 +198,13 @@ def test_a_commit_is_reported(broker: Broker, tmp_path: Path) -> None:
     assert sum(found[2] for found in written["offsets"].values()) == 2
 
 
+def test_the_report_of_a_job_has_the_number_that_its_markers_have(broker: Broker) -> None:
+    """None where there are no markers."""
+    assert plain(broker).commit([]).batch is None
+    sink = grouped(broker, streaming=False, job_id=41)
+    assert sink.commit([sink.write([], Task(n)) for n in range(2)]).batch == 41
+
+
 # -- groups ------------------------------------------------------------------------------------
 
 

@@ -238,6 +238,14 @@ def _report(
     return path
 
 
+def _kept(row: dict[str, Any]) -> str:
+    """What is so where the claim is kept."""
+    found = "all that was acknowledged"
+    # The claim may be that nothing is lost, no more.
+    found += f", and {row['duplicates']:,} doubled" if row["duplicates"] else ", once"
+    return f"{found} ({row['aborted']:,} aborted)" if row["aborted"] else found
+
+
 def _print(
     outcome: Outcome, facts: dict[str, Any], report: str, options: argparse.Namespace
 ) -> None:
@@ -245,7 +253,7 @@ def _print(
         print(json.dumps({**facts, "report": report, "targets": outcome.rows}, indent=1))
         return
     for row in outcome.rows:
-        found = "; ".join(row["reasons"]) or "all that was acknowledged, once"
+        found = "; ".join(row["reasons"]) or _kept(row)
         run = "no run" if row["run"] is None else f"run {row['run']}"
         print(
             f"{row['verdict']}: {row['target']}, {run}, {row['delivery']}:"

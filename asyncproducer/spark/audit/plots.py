@@ -22,6 +22,8 @@ __all__ = ["lanes", "latency", "skew"]
 _INK = "#010203"
 #: To be told apart on white and on black.
 _COLOURS = ("#3b82d0", "#d9663f", "#2f9e6e", "#b65fa8", "#b98a12", "#6b7fd7")
+#: Where there are more lines than colours.
+_DASHES = ("-", "--", ":", "-.")
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:
@@ -33,7 +35,8 @@ def _figure(height: float) -> tuple[Figure, Axes]:
     matplotlib.rcParams["svg.hashsalt"] = "asyncproducer"
     figure = Figure(figsize=(9, height), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_prop_cycle(color=_COLOURS)
+    dashes = [each for each in _DASHES for _ in _COLOURS]
+    axes.set_prop_cycle(color=_COLOURS * len(_DASHES), linestyle=dashes)
     axes.tick_params(colors=_INK, which="both")
     for part in (axes.xaxis.label, axes.yaxis.label):
         part.set_color(_INK)

@@ -90,7 +90,11 @@ def _latency(rows: Iterable[Row]) -> tuple[list[Row], dict[str, dict[int, int]]]
         {
             **dict(zip(("run", "topic", "stage"), stage, strict=True)),
             "records": sum(buckets.values()),
-            **{name: quantile_us(buckets, share) / 1000 for name, share in shares.items()},
+            # The end of a bucket may be behind all that is in it.
+            **{
+                name: min(quantile_us(buckets, share), longest[stage]) / 1000
+                for name, share in shares.items()
+            },
             "max_ms": longest[stage] / 1000,
             "below_zero": below_zero(buckets),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from asyncproducer.spark.audit import command
+from asyncproducer.spark.audit.audit import Outcome
 from asyncproducer.spark.audit.command import main
 from asyncproducer.spark.audit.injected import Plan, inject
 from asyncproducer.spark.audit.injected import main as injected
 from asyncproducer.spark.audit.ledger import Entry, write_ledger
+from asyncproducer.spark.audit.verdict import Verdict
 from asyncproducer.testing.java import JavaUnavailable
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -58,6 +61,27 @@ def test_without_java_it_says_what_to_do(
         main(f"--parquet {tmp_path} --target t --output {tmp_path}/out".split())
     assert caught.value.code == 2
     assert "Spark needs Java 17" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({}, "all that was acknowledged, once"),
+        ({"duplicates": 3144}, "all that was acknowledged, and 3,144 doubled"),
+        ({"aborted": 4112}, "all that was acknowledged, once (4,112 aborted)"),
+        ({"duplicates": 1, "reasons": ["lane 1: 1 doubled"]}, "lane 1: 1 doubled"),
+    ],
+)
+def test_the_verdict_says_what_is_so(
+    found: dict[str, object], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At least once is kept with doubled records, too."""
+    row = {"verdict": "clean", "target": "t", "run": 7, "delivery": "at_least_once"}
+    row |= {"records": 40_000, "reasons": [], "duplicates": 0, "aborted": None} | found
+    outcome = Outcome("out", Verdict.CLEAN, [row], {})
+    command._print(outcome, {}, "report.html", argparse.Namespace(json=False))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f"clean: t, run 7, at_least_once: 40,000 records, {told}"
 
 
 def test_a_module_that_is_missing_is_no_verdict() -> None:

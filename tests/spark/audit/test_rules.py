@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncproducer.spark.audit import report
 from asyncproducer.spark.audit.judge import BUCKET, Books, bucket_rows
 from asyncproducer.spark.audit.latency import below_zero, bounds_us, quantile_us
 from asyncproducer.spark.audit.ledger import Entry
@@ -287,3 +288,11 @@ def test_percentiles_are_read_from_buckets() -> None:
 def test_rounding_to_milliseconds_is_not_a_wrong_clock() -> None:
     assert bounds_us(-80) == (-1024.0, -(2 ** (79 / 8)))
     assert below_zero({-90: 3, -80: 5, -10: 7, 0: 9, 90: 11}) == 3
+
+
+def test_no_share_of_the_latencies_is_above_the_longest() -> None:
+    """The end of its bucket is."""
+    row = {"run": 1, "topic": "t", "stage": "append", "bucket": 80, "count": 5, "max_us": 1000}
+    (found,), _ = report._latency([row])
+    assert bounds_us(80)[1] == 1024.0
+    assert found["p50_ms"] == found["p99.9_ms"] == found["max_ms"] == 1.0
