@@ -36,7 +36,7 @@ _SPARK = {
 # They import pyspark, or what does.
 collect_ignore: list[str] = []
 if importlib.util.find_spec("pyspark") is None:
-    collect_ignore += ["audit/test_tables.py"]
+    collect_ignore += ["audit/test_command.py", "audit/test_tables.py"]
 
 
 class Broker:
