@@ -60,7 +60,7 @@ _SPARKS = frozenset(
     }
 )
 #: For rows by the million, where the caller has given nothing else.
-_DEFAULTS = {"linger.ms": "20", "batch.size": "262144", "send.buffer.bytes": "-1"}
+_DEFAULTS = {"linger.ms": "20", "batch.size": "262144"}
 #: What the sink decides.
 _RESERVED = {
     "transactional.id": "give sink.id, the transactional ids are made of it",
