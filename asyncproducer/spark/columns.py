@@ -10,13 +10,14 @@ from typing import Any
 from asyncproducer.errors import ConfigError
 from asyncproducer.spark.options import Keying, SinkOptions
 
-__all__ = ["OFFSET", "PARTITIONS", "SOURCE_PARTITION", "SOURCE_TOPIC", "SinkColumns"]
+__all__ = ["OFFSET", "PARTITIONS", "SOURCE_PARTITION", "SOURCE_TOPIC", "TASKS", "SinkColumns"]
 
 #: Where a row was read, for Keying.SOURCE.
 SOURCE_TOPIC, SOURCE_PARTITION, OFFSET = "__topic", "__partition", "__offset"
 
-#: Of how many partitions by_kafka_partition has chosen, in the metadata of the column `partition`.
-PARTITIONS = "asyncproducer.partitions"
+#: What by_kafka_partition leaves in the metadata of the column `partition`: of how many partitions
+#: it has chosen, and its `tasks`.
+PARTITIONS, TASKS = "asyncproducer.partitions", "asyncproducer.tasks"
 
 _BYTES = ("string", "binary")
 _HEADERS = ("array<struct<key:string,value:binary>>",)
@@ -54,7 +55,7 @@ class SinkColumns:
     def of(cls, schema: Any, options: SinkOptions) -> SinkColumns:
         """Check a StructType. Raises ConfigError, which says what to change."""
         found: dict[str, str] = {}
-        partitions = 0
+        partitions = tasks = 0
         for column in schema.fields:
             name, kind = column.name.lower(), column.dataType.simpleString()
             if name not in _TYPES:
@@ -76,7 +77,8 @@ class SinkColumns:
                 )
             found[name] = column.name
             if name == "partition":
-                partitions = int((column.metadata or {}).get(PARTITIONS, 0))
+                metadata = column.metadata or {}
+                partitions, tasks = (int(metadata.get(each, 0)) for each in (PARTITIONS, TASKS))
         if "value" not in found:
             raise ConfigError(
                 f"there is no column 'value', only {', '.join(map(repr, schema.names)) or 'none'}: "
@@ -84,7 +86,7 @@ class SinkColumns:
             )
         if options.topic is None and "topic" not in found:
             raise ConfigError("where do the rows go? Give the option topic, or a column topic")
-        _check_keying(found, options)
+        _check_keying(found, options, tasks)
         return cls(
             value=found["value"],
             key=found.get("key"),
@@ -111,7 +113,7 @@ class SinkColumns:
         }
 
 
-def _check_keying(found: Mapping[str, str], options: SinkOptions) -> None:
+def _check_keying(found: Mapping[str, str], options: SinkOptions, tasks: int) -> None:
     if options.keying is Keying.SOURCE:
         missing = [n for n in (SOURCE_TOPIC, SOURCE_PARTITION, OFFSET) if n not in found]
         if missing:
@@ -120,8 +122,22 @@ def _check_keying(found: Mapping[str, str], options: SinkOptions) -> None:
                 "select topic, partition and offset of the source under these names, and keep them "
                 "up to the sink; or use marker=group"
             )
-    if options.keying is Keying.GROUP and "partition" not in found:
+    if options.keying is not Keying.GROUP:
+        return
+    if "partition" not in found:
         raise ConfigError(
             "marker=group needs the column partition, which says in which Spark partition a row "
             "belongs: write asyncproducer.spark.by_kafka_partition(df, ...) instead of df"
+        )
+    if not tasks:
+        raise ConfigError(
+            "marker=group: the column partition is not as by_kafka_partition has left it, so rows "
+            "may be in any Spark partition: write what "
+            f"asyncproducer.spark.by_kafka_partition(df, tasks={options.tasks}, ...) returns, with "
+            "nothing between (a column partition of your own is kept)"
+        )
+    if tasks != options.tasks:
+        raise ConfigError(
+            f"tasks={options.tasks}, and by_kafka_partition was given tasks={tasks}: give the sink "
+            "the same number"
         )

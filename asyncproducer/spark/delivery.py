@@ -67,8 +67,8 @@ _ALIVE_S = 3600.0
 
 #: When this process has last written the progress of a query, by servers, sink and query.
 _told: dict[tuple[str, str, str], float] = {}
-#: The sinks that it has prepared: `tasks` and `partitions` by servers, sink and report file.
-_prepared: dict[tuple[str, str, str], tuple[int, int]] = {}
+#: What sinks that it has prepared have in common with later ones, by servers, sink and report file.
+_prepared: dict[tuple[str, str, str], tuple[Keying, str, int, int]] = {}
 
 
 class Task(NamedTuple):
@@ -191,9 +191,10 @@ class Sink:
         Raises ConfigError, SinkStopped, KafkaError.
         """
         options = self.options
-        layout = (options.tasks, self.columns.partitions)
+        partitions = self.columns.partitions if options.keying is Keying.GROUP else 0
+        common = (options.keying, options.marker_topic, options.tasks, partitions)
         key = (options.servers, options.sink_id, options.report_file or "")
-        if _prepared.get(key) == layout:
+        if _prepared.get(key) == common:
             return
         if options.report_file is not None:
             try:
@@ -203,18 +204,19 @@ class Sink:
                 raise ConfigError(
                     f"report.file={options.report_file!r} cannot be written on the driver: {error}"
                 ) from error
-        if options.keying is Keying.GROUP:
-            worker().run(self._agree(*layout))
-        _prepared[key] = layout
+        if options.keying is not Keying.NONE:
+            worker().run(self._agree(options.tasks, partitions))
+        _prepared[key] = common
 
     async def _agree(self, tasks: int, partitions: int) -> None:
-        """On how rows are grouped, before the first group is written.
+        """On the kind of marker, and how rows are grouped, before the first unit is written.
 
-        A replay of the first batch finds markers of some groups only.
+        A replay of the first batch finds markers of some units only.
         """
         place = self.place("driver")
         producer: Producer[Any, Any]
         async with Producer(config=self.options.config(transactional_id=place.name)) as producer:
+            await self._find_marker_topic(producer)
             found = await _marker(producer, place)
             adopt = self.options.adopt
             if found is not None:
@@ -232,6 +234,16 @@ class Sink:
             marker = Marker(batch or 0, tasks=tasks, partitions=partitions)
             async with producer.transaction():
                 await producer.send_offsets({place.partition: marker.packed()}, place.name)
+
+    async def _find_marker_topic(self, producer: Producer[Any, Any]) -> None:
+        name = self.options.marker_topic
+        try:
+            await producer.partitions_for(name)
+        except MetadataTimeout as error:
+            raise ConfigError(
+                f"there is no topic {name!r}, and the sink keeps its markers under its partition "
+                "0: create it, or name another one by marker.topic (without it, that is topic)"
+            ) from error
 
     def commit(
         self, reports: Sequence[TaskReport], batch: int | None = None, query: str = ""
@@ -660,6 +672,8 @@ def _report(
     size: int,
 ) -> TaskReport:
     after = producer.metrics()
+    if not result.acknowledged:
+        after = {}  # the last requests were somebody else's
     return TaskReport(
         task.partition,
         rows=result.acknowledged,

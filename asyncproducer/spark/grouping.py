@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 
 from asyncproducer.producer import Producer
-from asyncproducer.spark.columns import PARTITIONS
+from asyncproducer.spark.columns import PARTITIONS, TASKS
 from asyncproducer.spark.routing import partitions_of
 from asyncproducer.spark.worker import worker
 
@@ -63,8 +63,13 @@ def by_kafka_partition(
             key = F.col(columns["key"]).cast("binary")
             chosen = F.when(key.isNull(), chosen).otherwise(_partition_of(partitions)(key))
         df = df.withColumn("partition", chosen)
-        df = df.withMetadata("partition", {PARTITIONS: partitions})
-    group = F.pmod(F.col(columns.get("partition", "partition")), F.lit(tasks))
+        told = {PARTITIONS: partitions}
+        placed = "partition"
+    else:
+        placed = columns["partition"]
+        told = df.schema[placed].metadata
+    df = df.withMetadata(placed, {**told, TASKS: tasks})
+    group = F.pmod(F.col(placed), F.lit(tasks))
     return df.repartitionById(tasks, group.cast("int"))
 
 

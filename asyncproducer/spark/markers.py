@@ -216,16 +216,18 @@ def _of_group(unit: Unit, found: Marker | None, progress: Marker | None) -> Deci
 def check_layout(
     name: str, found: Marker, tasks: int, partitions: int, *, adopted: bool = False
 ) -> None:
-    """Raises SinkStopped if rows are in other groups now than those that the marker tells of.
+    """Raises SinkStopped if rows are in other groups now than those that the marker tells of, or
+    if one of the two is of groups and the other of sources, which have no `tasks`.
 
     The marker is a group's, or what the driver keeps. `adopted`: nothing is written yet of what
     comes now, so other partitions do no harm. (Of other `tasks` some are not fenced.)
     """
-    if not found.tasks:
+    if bool(found.tasks) != bool(tasks):
+        was, now = ("group", "source") if found.tasks else ("source", "group")
         raise SinkStopped(
-            f"{name}: it has written with marker=source until batch {found.batch}, and groups know "
-            "nothing of that: keep marker=source, or give another sink.id at a batch from which on "
-            "nothing was written"
+            f"{name}: it has written with marker={was} until batch {found.batch}, and marker={now} "
+            f"knows nothing of that: keep marker={was}, or give another sink.id at a batch from "
+            "which on nothing was written"
         )
     if found.tasks != tasks:
         raise SinkStopped(
@@ -254,7 +256,9 @@ def _counted(partitions: int) -> str:
 
 def _of_source(unit: Unit, found: Marker | None, progress: Marker | None) -> Decision:
     if found is None:
-        first = progress is None and unit.batch == 0
+        # (What `prepare` has left names no query: nothing was committed since.)
+        fresh = progress is None or not (progress.query or progress.tasks)
+        first = fresh and unit.batch == 0
         # It was written before this batch. Had this batch left a marker, that would be newer,
         # and it would not have expired before this one.
         # (That of groups tells nothing: they may have written these rows.)
@@ -342,12 +346,21 @@ def _check_first(unit: Unit, found: Marker, first: int) -> None:
         # Where the marker's rows are not known, its end is from elsewhere: an older checkpoint.
         later = unit.streaming and found.query == unit.query and found.batch < unit.batch
         fits = not (later and found.routing) or first >= found.next_offset
-    if not fits:
-        raise SharedSource(
-            f"{unit.name}: in batch {found.batch} the offsets {found.first_offset} to "
-            f"{found.next_offset - 1} are written, and a task of batch {unit.batch} begins with "
-            f"{first}: {_SHARED}"
+    if fits:
+        return
+    written = f"the offsets {found.first_offset} to {found.next_offset - 1} are written"
+    if not unit.streaming and first >= found.next_offset:
+        # What is before the marker's end is delivered, whatever these rows are.
+        raise SinkStopped(
+            f"{unit.name}: of job.id={unit.batch} {written}, and now its rows begin with {first}. "
+            "If this is another job, give it a higher job.id. If it is the same one, several Spark "
+            "partitions have rows of this one Kafka partition: read without minPartitions and "
+            "maxRecordsPerPartition, and do not repartition or union before the sink"
         )
+    raise SharedSource(
+        f"{unit.name}: in batch {found.batch} {written}, and a task of batch {unit.batch} begins "
+        f"with {first}: {_why(unit)}"
+    )
 
 
 def _check_rows(unit: Unit, found: Marker, rows: int, routing: int) -> None:
@@ -355,7 +368,7 @@ def _check_rows(unit: Unit, found: Marker, rows: int, routing: int) -> None:
         raise SharedSource(
             f"{unit.name}: batch {unit.batch} was written with {found.rows} rows of the offsets "
             f"{found.first_offset} to {found.next_offset - 1}, and now a task has {rows} rows or "
-            f"others there. Either a filter differs from one run to the next, or {_SHARED}"
+            f"others there. Either a filter differs from one run to the next, or {_why(unit)}"
         )
 
 
@@ -367,13 +380,20 @@ _SHARED = (
 )
 
 
+def _why(unit: Unit) -> str:
+    if unit.streaming:
+        return _SHARED
+    return f"another job had this job.id (each needs one of its own), or {_SHARED}"
+
+
 def _without_marker(unit: Unit, is_first: bool) -> Decision:
     if is_first or not unit.streaming or unit.adopt == unit.batch:
         return _ALL
     raise SinkStopped(
         f"{unit.name}: this is batch {unit.batch}, and nothing is known of earlier ones: the query "
-        "wrote without exactly-once delivery until now, or under another sink.id, or its markers "
-        f"have expired (offsets.retention.minutes). {_how_to_go_on(unit)}"
+        "wrote without exactly-once delivery until now, or under another sink.id or marker.topic "
+        "(where there is none, that is the option topic), or its markers have expired "
+        f"(offsets.retention.minutes). {_how_to_go_on(unit)}"
     )
 
 

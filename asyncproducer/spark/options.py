@@ -69,6 +69,9 @@ _RESERVED = {
     "value.serializer": "columns are sent as they are: cast them to string or binary",
 }
 _SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_TOPIC = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,249}")
+#: Of batches and jobs: their numbers are kept as offsets.
+_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,14 @@ class SinkOptions:
             streaming=streaming,
         )
         options.config()
+        for name in ("topic", "marker.topic"):
+            _check_topic(name, own.get(name))
+        if options.source_servers is not None:
+            over = {**options.producer, "bootstrap.servers": options.source_servers}
+            try:
+                ProducerConfig.from_mapping(over)
+            except ConfigError as error:
+                raise ConfigError(f"source.bootstrap.servers: {error}") from None
         if keying is not Keying.NONE:
             options._check_exactly_once(given)
         else:
@@ -222,9 +233,20 @@ def _number(own: Mapping[str, str], name: str, least: int) -> int | None:
     text = own.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise ConfigError(f"{name}={text!r}: must be a whole number, {least} or more")
+    # The longest that there may be has 19 digits; of more, Python would refuse to make a number.
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) < least:
+        raise ConfigError(f"{name}={text[:80]!r}: must be a whole number, {least} or more")
+    if int(text) > _MOST:
+        raise ConfigError(f"{name}={text}: must be at most {_MOST}, an offset tells it")
     return int(text)
+
+
+def _check_topic(name: str, topic: str | None) -> None:
+    if topic and not _TOPIC.fullmatch(topic):
+        raise ConfigError(
+            f"{name}={topic!r}: a topic's name has 1 to 249 of the characters a-z, A-Z, 0-9, '.', "
+            "'_' and '-'"
+        )
 
 
 def _add_producer_option(producer: dict[str, str], key: str, value: str) -> None:

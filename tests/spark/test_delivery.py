@@ -430,6 +430,40 @@ def test_a_sink_does_not_change_its_kind_of_marker(broker: Broker) -> None:
     other.commit([other.write([], Task(n, 0, "q")) for n in range(2)], 0, "q")
     with pytest.raises(SinkStopped, match="nothing is known of earlier ones"):
         sourced(broker, sink_id="other").write([read(range(3))], Task(0, 1, "q"))
+    with pytest.raises(SinkStopped, match="has written with marker=group until batch 0, and mark"):
+        sourced(broker, sink_id="other").prepare()
+
+
+def test_nor_does_a_job_also_where_nothing_was_committed(broker: Broker) -> None:
+    """The first job has written a part, and is run again with the other kind."""
+    sink = sourced(broker, streaming=False, job_id=5)
+    sink.prepare()
+    sink.write([read(range(3), 0)], Task(0))
+    with pytest.raises(SinkStopped, match="has written with marker=source until batch 5"):
+        grouped(broker, streaming=False, job_id=5).prepare()
+    other = grouped(broker, streaming=False, job_id=5, sink_id="other")
+    other.prepare()
+    other.write([placed(0, b"a")], Task(0))
+    with pytest.raises(SinkStopped, match="has written with marker=group until batch 5"):
+        sourced(broker, streaming=False, job_id=5, sink_id="other").prepare()
+    # Each goes on as it was.
+    sink.prepare()
+    assert sink.write([read(range(5), 0)], Task(0)).rows == 2
+    assert broker.values() == sorted([b"a", *expected((0, range(5)))])
+
+
+def test_a_stream_of_sources_that_was_made_ready_begins(broker: Broker) -> None:
+    sink = sourced(broker)
+    sink.prepare()
+    assert sink.write([read(range(3), 0)], Task(0, 0, "q")).rows == 3
+    assert sink.write([read(range(3), 1)], Task(1, 0, "q")).rows == 3
+
+
+def test_the_markers_topic_is_missed_before_rows_are_sent(broker: Broker) -> None:
+    broker.do(lambda cluster: setattr(cluster._state, "auto_create_topics", False))
+    for sink in (grouped, sourced):
+        with pytest.raises(ConfigError, match="there is no topic 'none', and the sink keeps its m"):
+            sink(broker, marker_topic="none", max_block_ms=50).prepare()
 
 
 def test_what_was_agreed_on_is_written_once_a_process_and_again_with_the_progress(
@@ -659,8 +693,10 @@ def test_what_was_read_is_written_once(broker: Broker) -> None:
     sink = sourced(broker)
     first = sink.write([read(range(3)), read(range(3, 5))], Task(0, 0, "q"))
     assert (first.source, first.rows, first.skipped) == ("in-0", 5, 0)
+    assert first.latency_ms_max > 0
     # A replay, also one with other bounds, or of another checkpoint.
-    assert sink.write([read(range(5))], Task(0, 0, "q")).skipped == 5
+    again = sink.write([read(range(5))], Task(0, 0, "q"))
+    assert (again.skipped, again.latency_ms_max) == (5, 0)
     assert sink.write([read(range(2, 8))], Task(0, 1, "other")).rows == 3
     assert sink.write([read(range(10))], Task(0, 0, "another")).rows == 2
     assert broker.values() == expected((0, range(10)))
@@ -783,6 +819,19 @@ def test_two_tasks_of_one_partition_stop_and_so_does_the_mended_query(
         job.write([read(range(10))], Task(0))
     assert broker.values() == written
     assert open_transactions(broker) == []
+
+
+def test_a_job_with_the_number_of_another_one_stops_and_the_next_goes_on(broker: Broker) -> None:
+    def job(number: int, offsets: range) -> int:
+        sink = sourced(broker, streaming=False, job_id=number)
+        report = sink.write([read(offsets)], Task(0))
+        return sink.commit([report]).rows
+
+    assert job(7, range(10)) == 10
+    with pytest.raises(SinkStopped, match=r"of job\.id=7 the offsets 0 to 9 are written, and"):
+        job(7, range(10, 20))
+    assert job(8, range(10, 20)) == 10
+    assert broker.values() == expected((0, range(20)))
 
 
 def test_a_source_that_is_doubled_in_one_task_is_not_the_two_halves_of_it(broker: Broker) -> None:

@@ -117,6 +117,9 @@ def test_groups(unit: Unit, found: Marker | None, expected: Decision | str) -> N
         # What was written until now was written by groups.
         (source(7), None, Marker(6, "q", tasks=2), "nothing is known"),
         (source(0), None, Marker(0, tasks=2), "nothing is known"),
+        # It was made ready, and has committed nothing.
+        (source(0), None, Marker(0), ALL),
+        (source(7), None, Marker(0), "nothing is known"),
         (source(0), None, Marker(0, "q"), "nothing is known"),
         (source(7), None, Marker(6, "other"), "nothing is known"),
         (source(0), None, Marker(6, "other"), "nothing is known"),
@@ -140,6 +143,19 @@ def test_groups(unit: Unit, found: Marker | None, expected: Decision | str) -> N
         (source(6, first_offset=99), read(7, 100, routing=9), None, FROM_100),
         (source(8, first_offset=99, query="n"), read(7, 100, routing=9), None, FROM_100),
         (source(8, first_offset=99, streaming=False), read(7, 100, routing=9), None, FROM_100),
+        # A job whose number another job had, or one of two tasks of a job.
+        (
+            source(7, query="", first_offset=100, streaming=False),
+            read(7, 100, first_offset=50, query=""),
+            None,
+            "of job.id=7 the offsets 50 to 99 are written, and now its rows begin with 100. If",
+        ),
+        (
+            source(7, query="", first_offset=49, streaming=False),
+            read(7, 100, first_offset=50, query=""),
+            None,
+            "begins with 49: another job had this job.id",
+        ),
         # Another topic of the same name.
         (source(7, topic_id="new"), read(6, 100), None, "deleted and created again"),
         (source(7, topic_id=""), read(6, 100), None, "do not tell its id any more"),

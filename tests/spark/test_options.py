@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncproducer import ConfigError
-from asyncproducer.spark.columns import SinkColumns
+from asyncproducer.spark.columns import TASKS, SinkColumns
 from asyncproducer.spark.options import Keying, SinkOptions
 
 PLAIN = {"kafka.bootstrap.servers": "h:9092", "topic": "out"}
@@ -92,6 +92,11 @@ def test_the_topic_has_the_markers_unless_another_one_is_named() -> None:
         (ONCE, "tasks is missing"),
         ({**GROUP, "tasks": "0"}, "must be a whole number, 1 or more"),
         ({**GROUP, "adopt": "yes"}, "must be a whole number, 0 or more"),
+        ({**GROUP, "adopt": str(2**63)}, "must be at most 9223372036854775807"),
+        ({**GROUP, "tasks": "9" * 5000}, "must be a whole number, 1 or more"),
+        ({**PLAIN, "topic": "a b"}, "topic='a b': a topic's name has"),
+        ({**GROUP, "marker.topic": ".."}, "marker.topic='..': a topic's name has"),
+        ({**SOURCE, "source.bootstrap.servers": "foo"}, "source.bootstrap.servers: "),
         ({**SOURCE, "tasks": "8"}, "tasks is for marker=group"),
         ({**GROUP, "kafka.acks": "1"}, "acks"),
         ({**GROUP, "asyncProgressTrackingEnabled": "true"}, "switch it off"),
@@ -123,7 +128,9 @@ def schema(**columns: str) -> Any:
     """Looks like a StructType."""
     fields = [
         SimpleNamespace(
-            name=name, dataType=SimpleNamespace(simpleString=lambda kind=kind: kind), metadata={}
+            name=name,
+            dataType=SimpleNamespace(simpleString=lambda kind=kind: kind),
+            metadata={},
         )
         for name, kind in columns.items()
     ]
@@ -184,6 +191,19 @@ def test_columns_that_do_not_fit_say_what_to_change(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         SinkColumns.of(schema(**columns), options(given))
+
+
+def test_the_sink_has_the_tasks_of_the_frame() -> None:
+    """Else some groups are written by the time that the job fails."""
+    placed = schema(value="string", partition="int")
+    assert SinkColumns.of(placed, options(PLAIN)).partition == "partition"
+    with pytest.raises(ConfigError, match=r"by_kafka_partition\(df, tasks=8, \.\.\.\) returns"):
+        SinkColumns.of(placed, options(GROUP))
+    placed.fields[1].metadata[TASKS] = 2
+    with pytest.raises(ConfigError, match="tasks=8, and by_kafka_partition was given tasks=2"):
+        SinkColumns.of(placed, options(GROUP))
+    placed.fields[1].metadata[TASKS] = 8
+    assert SinkColumns.of(placed, options(GROUP)).partition == "partition"
 
 
 def test_where_rows_were_read_may_stay_in_any_frame() -> None:

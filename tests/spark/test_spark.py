@@ -120,11 +120,13 @@ def test_a_batch_without_a_number_is_not_the_first(
     from pyspark.sql.types import BinaryType, IntegerType, StructType
 
     from asyncproducer.spark import source
+    from asyncproducer.spark.columns import TASKS
     from asyncproducer.spark.markers import SinkStopped
 
     context = SimpleNamespace(getLocalProperty=told.get, partitionId=lambda: 0)
     monkeypatch.setattr(source, "TaskContext", SimpleNamespace(get=lambda: context))
-    schema = StructType().add("value", BinaryType()).add("partition", IntegerType())
+    schema = StructType().add("value", BinaryType())
+    schema.add("partition", IntegerType(), metadata={TASKS: 1})
     plain = {"bootstrap.servers": broker.servers, "topic": "out"}
     once = {**plain, "delivery": "exactly_once", "sink.id": "s", "tasks": "1"}
     rows = pyarrow.record_batch({"value": [b"a"], "partition": pyarrow.array([0], "int32")})
@@ -150,6 +152,20 @@ def test_a_job_that_is_run_again_writes_nothing(spark: Any, broker: Broker, F: A
     for _ in range(2):
         save(grouped, broker, delivery="exactly_once", sink_id="s", tasks=3, job_id=1)
     assert broker.values() == numbers(1000)
+
+
+def test_other_tasks_than_the_frame_has_are_refused_before_a_row_is_written(
+    spark: Any, broker: Broker, F: Any
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    from asyncproducer.spark import by_kafka_partition
+
+    df = frame(spark, 10, F).withColumn("partition", F.lit(1))
+    for rows in (df, by_kafka_partition(df, tasks=2)):
+        with pytest.raises(AnalysisException, match="by_kafka_partition"):
+            save(rows, broker, delivery="exactly_once", sink_id="s", tasks=3, job_id=1)
+    assert broker.do(lambda cluster: cluster.requests) == []
 
 
 def test_adaptive_execution_leaves_the_groups_as_they_are(
