@@ -17,6 +17,7 @@ from asyncproducer.core.bulk import (
     Table,
     Validity,
     murmur2_rows,
+    not_text,
 )
 from asyncproducer.errors import SerializationError
 
@@ -298,7 +299,10 @@ def _topics(array: Any) -> tuple[Numbers, list[Any]]:
     pa = _pyarrow()
     if not pa.types.is_dictionary(array.type):
         array = array.cast(pa.large_string()).dictionary_encode()
-    names = _storage(array.dictionary).cast(pa.large_string()).to_pylist()
+    try:
+        names = _storage(array.dictionary).cast(pa.large_string()).to_pylist()
+    except UnicodeDecodeError as error:
+        raise not_text("a topic's name", error) from error
     return _integers(array.indices), names
 
 

@@ -177,7 +177,14 @@ class Sending:
                 rows.add(record)
                 await self._take(topic, rows, rows.count - 1)
         else:
-            iterator = iter(records)
+            try:
+                iterator = iter(records)
+            except TypeError as error:
+                wrong = TypeError(
+                    f"records is of type {type(records).__name__}, not an iterable of records"
+                )
+                self.refused(wrong)
+                raise wrong from error
             # These are cut, which is cheaper than to iterate over them.
             whole: Any = records if type(records) in (list, tuple) else None
             size = _FIRST_CHUNK

@@ -887,12 +887,13 @@ class Producer(Front, Generic[K, V]):
         `itertools.islice(records, 100_000)`, or `enqueue` each, of which nothing is kept.
 
         Raises BatchDeliveryError with all errors, unless `raise_on_error` is False; TypeError
-        for a single record instead of several; ProducerStateError, AuthenticationError (see
-        `send`), in a transaction TransactionAborted and IllegalStateError; after a fatal error
-        that very one, as ProducerFenced: see `send`. These end the sending, and so does what is
-        raised by the iterable itself; what came before goes on. Cancelled: no further record is
-        taken, what was buffered goes on. An iterable that is not async is asked for up to 1,000
-        records (of about 256 KiB) at a time: so many may be lost for it then.
+        for a single record instead of several, or what is no iterable; ProducerStateError,
+        AuthenticationError (see `send`), in a transaction TransactionAborted and
+        IllegalStateError; after a fatal error that very one, as ProducerFenced: see `send`. These
+        end the sending, and so does what is raised by the iterable itself; what came before goes
+        on. Cancelled: no further record is taken, what was buffered goes on. An iterable that is
+        not async is asked for up to 1,000 records (of about 256 KiB) at a time: so many may be
+        lost for it then.
         """
         if isinstance(records, (Record, str, bytes, bytearray, memoryview)):
             self._check_usable(SEND)

@@ -6,8 +6,10 @@ import asyncio
 import gc
 import subprocess
 import sys
+from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 
 import polars
@@ -28,6 +30,7 @@ from asyncproducer import (
     SerializationError,
     TableResult,
     TopicPartition,
+    TransactionAborted,
 )
 from asyncproducer import arrow as module
 from asyncproducer.arrow import Columns, open_table
@@ -500,6 +503,35 @@ async def test_tables_as_they_come_have_the_same_columns(
             await producer.send_table("t", tables())
         await producer.flush()
         assert stored(cluster) == [b"a"]
+
+
+def broken_text(*parts: bytes) -> pa.Array:
+    """A column of text with any bytes."""
+    ends = array("i", accumulate(map(len, parts), initial=0))
+    buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(pa.string(), len(parts), buffers)
+
+
+@pytest.mark.parametrize("what", ["topic", "header"])
+async def test_names_that_are_no_text_are_said_and_the_transaction_is_not_committed(
+    cluster: EmbeddedCluster, new_producer: New, what: str
+) -> None:
+    names = broken_text(b"t", b"\xff\xfe", b"t")
+    values = pa.array([b"1", b"2", b"3"])
+    pairs = pa.StructArray.from_arrays([names, values], ["k", "v"])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), pairs)
+    sends: dict[str, tuple[str | None, Any, dict[str, Any]]] = {
+        "topic": (None, pa.table({"value": values, "topic": names}), {}),
+        "header": ("t", pa.table({"value": values, "h": lists}), {"headers": "h"}),
+    }
+    topic, table, columns = sends[what]
+    async with new_producer(transactional_id="x") as producer:
+        await producer.begin_transaction()
+        with pytest.raises(SerializationError, match=rf"a {what}'s name is not UTF-8: b'\\xff"):
+            await producer.send_table(topic, table, **columns)
+        with pytest.raises(TransactionAborted, match="is not UTF-8"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
 
 
 async def test_what_has_its_end_is_not_kept(

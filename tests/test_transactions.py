@@ -418,6 +418,20 @@ async def test_a_record_is_refused_with_an_error_that_cannot_be_shown(
         await works(cluster, producer)
 
 
+async def test_what_is_no_iterable_of_records_is_missed_at_the_end(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    records: Any = None
+    async with new() as producer:
+        await producer.begin_transaction()
+        with pytest.raises(TypeError, match="of type NoneType, not an iterable of records"):
+            await producer.send_many("t", records)
+        with pytest.raises(TransactionAborted, match="TypeError"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await works(cluster, producer)
+
+
 class Zone(datetime.tzinfo):
     """Ends the transaction when it is asked."""
 

@@ -28,6 +28,14 @@ cdef inline const unsigned char *address(const unsigned char[::1] data) noexcept
     return &data[0] if data.shape[0] else NULL
 
 
+cdef inline bint is_ascii(const unsigned char *data, Py_ssize_t size) noexcept:
+    cdef Py_ssize_t index
+    for index in range(size):
+        if data[index] >= 0x80:
+            return False
+    return True
+
+
 cdef inline const unsigned char *octets(bytearray data) noexcept:
     return <const unsigned char *>PyByteArray_AS_STRING(data)
 

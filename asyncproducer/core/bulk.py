@@ -41,13 +41,24 @@ if TYPE_CHECKING:
     bytes_size: Any
     copied: Any
     hash_at: Any
+    is_ascii: Any
     item_of: Any
     octets: Any
     part: Any
     put_field: Any
     put_varint: Any
 
-__all__ = ["Column", "HeaderColumn", "Numbers", "Objects", "Rows", "Table", "Tally", "murmur2_rows"]
+__all__ = [
+    "Column",
+    "HeaderColumn",
+    "Numbers",
+    "Objects",
+    "Rows",
+    "Table",
+    "Tally",
+    "murmur2_rows",
+    "not_text",
+]
 
 #: Whether this module runs compiled, which C knows as a constant: what the other case needs is not
 #: even there. A file that Python loads from source ends in .py.
@@ -644,11 +655,15 @@ class HeaderColumn:
                 name = self._names.get(at)
             if self._values is not None:
                 value = self._values.get(at)
-            found.append((None if name is None else name.decode(), value))
+            try:
+                found.append((None if name is None else name.decode(), value))
+            except UnicodeDecodeError as error:
+                raise not_text("a header's name", error) from error
         return found
 
     def encode(self, row: int) -> int:
-        """Write the headers of a row into `buffer`. Returns their size, -1 if a name is null."""
+        """Write the headers of a row into `buffer`. Returns their size, -1 if `pairs` must tell
+        more: a name is null, or no text."""
         if not COMPILED:
             pairs = self.pairs(row) or []
             if None in [name for name, _ in pairs]:
@@ -671,7 +686,7 @@ class HeaderColumn:
             if not self._present.has(index):
                 return -1
             size = names.locate(index)
-            if size < 0:
+            if size < 0 or not (is_ascii(names.at, size) or _is_text(copied(names.at, size))):
                 return -1
             room += size + _HEADER_OVERHEAD
             size = -1 if values is None else values.locate(index)
@@ -690,6 +705,22 @@ class HeaderColumn:
                 size = values.locate(index)
                 at = put_field(at, size, values.at)
         return at - begin  # type: ignore[no-any-return]
+
+
+def _is_text(data: bytes) -> bool:  # pragma: no cover - coverage sees no C
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def not_text(what: str, error: UnicodeDecodeError) -> SerializationError:
+    """For a column of text whose bytes are none."""
+    return SerializationError(
+        f"{what} is not UTF-8: {error.object[:80]!r}; the array is damaged, its "
+        "validate(full=True) tells where"
+    )
 
 
 class Table(Rows):
