@@ -65,8 +65,9 @@ _ABORT_S, _FREE_MS, _LOOK_S = 10.0, 5_000, 0.2
 #: The driver says again that the query is alive after so many seconds.
 _ALIVE_S = 3600.0
 
-#: When this process has last written the progress of a query, by servers, sink and query.
-_told: dict[tuple[str, str, str], float] = {}
+#: When this process has last written the progress of a query, by servers, markers' topic, sink and
+#: query.
+_told: dict[tuple[str, str, str, str], float] = {}
 #: What sinks that it has prepared have in common with later ones, by servers, sink and report file.
 _prepared: dict[tuple[str, str, str], tuple[Keying, str, int, int]] = {}
 
@@ -191,8 +192,7 @@ class Sink:
         Raises ConfigError, SinkStopped, KafkaError.
         """
         options = self.options
-        partitions = self.columns.partitions if options.keying is Keying.GROUP else 0
-        common = (options.keying, options.marker_topic, options.tasks, partitions)
+        common = (options.keying, options.marker_topic, options.tasks, self._partitions)
         key = (options.servers, options.sink_id, options.report_file or "")
         if _prepared.get(key) == common:
             return
@@ -205,8 +205,13 @@ class Sink:
                     f"report.file={options.report_file!r} cannot be written on the driver: {error}"
                 ) from error
         if options.keying is not Keying.NONE:
-            worker().run(self._agree(options.tasks, partitions))
+            worker().run(self._agree(options.tasks, self._partitions))
         _prepared[key] = common
+
+    @property
+    def _partitions(self) -> int:
+        """Of how many by_kafka_partition has chosen, where that matters."""
+        return self.columns.partitions if self.options.keying is Keying.GROUP else 0
 
     async def _agree(self, tasks: int, partitions: int) -> None:
         """On the kind of marker, and how rows are grouped, before the first unit is written.
@@ -225,6 +230,9 @@ class Sink:
                 name = f"sink.id {self.options.sink_id}"
                 check_layout(name, found, tasks, partitions, adopted=adopted)
                 if found.partitions == partitions:
+                    if not self.options.streaming:
+                        # So that it does not expire before the units' own. (Queries tell progress.)
+                        await self._keep(producer, place, found)
                     return
                 for group in range(tasks):
                     written = await _marker(producer, self.place(f"g{group}"))
@@ -232,17 +240,24 @@ class Sink:
                         check_layout(f"group {group} of {tasks}", written, tasks, partitions)
             batch = self.options.job_id if adopt is None else adopt
             marker = Marker(batch or 0, tasks=tasks, partitions=partitions)
-            async with producer.transaction():
-                await producer.send_offsets({place.partition: marker.packed()}, place.name)
+            await self._keep(producer, place, marker)
+
+    async def _keep(self, producer: Producer[Any, Any], place: _Place, marker: Marker) -> None:
+        async with producer.transaction():
+            await producer.send_offsets({place.partition: marker.packed()}, place.name)
 
     async def _find_marker_topic(self, producer: Producer[Any, Any]) -> None:
+        """It is not created, unless rows go there: with a wrong name there would be no markers."""
         name = self.options.marker_topic
+        is_target = name == self.options.topic
+        find = producer.partitions_for if is_target else producer._topic_id
         try:
-            await producer.partitions_for(name)
+            await find(name)
         except MetadataTimeout as error:
             raise ConfigError(
-                f"there is no topic {name!r}, and the sink keeps its markers under its partition "
-                "0: create it, or name another one by marker.topic (without it, that is topic)"
+                f"{'topic' if is_target else 'marker.topic'}={name!r}: there is no such topic, and "
+                "markers are kept under its partition 0. If this sink has written under another "
+                "one, name that; else create it"
             ) from error
 
     def commit(
@@ -331,11 +346,11 @@ class Sink:
 
         Of groups: that what `_agree` has written does not expire.
         """
-        key = (self.options.servers, self.options.sink_id, query)
+        options = self.options
+        key = (options.servers, options.marker_topic, options.sink_id, query)
         if _told.get(key, -_ALIVE_S) + _ALIVE_S > time.monotonic():
             return
-        columns, options = self.columns, self.options
-        marker = Marker(batch, query, tasks=options.tasks, partitions=columns.partitions)
+        marker = Marker(batch, query, tasks=options.tasks, partitions=self._partitions)
 
         def later(found: Marker | None) -> Marker:
             if found is None or found.query != marker.query:

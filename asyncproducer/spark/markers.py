@@ -225,9 +225,9 @@ def check_layout(
     if bool(found.tasks) != bool(tasks):
         was, now = ("group", "source") if found.tasks else ("source", "group")
         raise SinkStopped(
-            f"{name}: it has written with marker={was} until batch {found.batch}, and marker={now} "
-            f"knows nothing of that: keep marker={was}, or give another sink.id at a batch from "
-            "which on nothing was written"
+            f"{name}: it belongs to marker={was} (since batch {found.batch} or longer), and "
+            f"marker={now} knows nothing of what that has written: keep marker={was}, or give "
+            "another sink.id at a batch from which on nothing was written"
         )
     if found.tasks != tasks:
         raise SinkStopped(
@@ -340,6 +340,13 @@ def _check_first(unit: Unit, found: Marker, first: int) -> None:
         raise SinkStopped(
             f"{unit.name}: this sink.id has stopped in batch {found.batch}: {_SHARED}"
         )
+    if not unit.streaming and found.query == unit.query and found.batch > unit.batch:
+        raise SinkStopped(
+            f"{unit.name}: this is job.id={unit.batch}, and job {found.batch} has written up to "
+            f"offset {found.next_offset - 1}: whether the earlier job was done, nobody knows any "
+            "more, and its rows would be left out. Give what is to be written a higher job.id if "
+            "it comes behind that offset, else another sink.id"
+        )
     if _is_replay(unit, found):
         fits = found.first_offset <= first < found.next_offset
     else:
@@ -348,18 +355,10 @@ def _check_first(unit: Unit, found: Marker, first: int) -> None:
         fits = not (later and found.routing) or first >= found.next_offset
     if fits:
         return
-    written = f"the offsets {found.first_offset} to {found.next_offset - 1} are written"
-    if not unit.streaming and first >= found.next_offset:
-        # What is before the marker's end is delivered, whatever these rows are.
-        raise SinkStopped(
-            f"{unit.name}: of job.id={unit.batch} {written}, and now its rows begin with {first}. "
-            "If this is another job, give it a higher job.id. If it is the same one, several Spark "
-            "partitions have rows of this one Kafka partition: read without minPartitions and "
-            "maxRecordsPerPartition, and do not repartition or union before the sink"
-        )
     raise SharedSource(
-        f"{unit.name}: in batch {found.batch} {written}, and a task of batch {unit.batch} begins "
-        f"with {first}: {_why(unit)}"
+        f"{unit.name}: in batch {found.batch} the offsets {found.first_offset} to "
+        f"{found.next_offset - 1} are written, and a task of batch {unit.batch} begins with "
+        f"{first}: {_why(unit)}"
     )
 
 
