@@ -314,9 +314,8 @@ class Sink:
         """Put another marker in the place of the one that is there, if there is one."""
         config = self.options.config(transactional_id=place.name)
         producer: Producer[Any, Any]
-        async with Producer(config=config) as producer, producer.transaction():
-            marker = revised(await _marker(producer, place))
-            await producer.send_offsets({place.partition: marker.packed()}, place.name)
+        async with Producer(config=config) as producer:
+            await self._keep(producer, place, revised(await _marker(producer, place)))
 
     def abort(self) -> None:
         """The batch failed: end open transactions of its tasks, which would hold readers back.

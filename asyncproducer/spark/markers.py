@@ -353,13 +353,12 @@ def _check_first(unit: Unit, found: Marker, first: int) -> None:
         # Where the marker's rows are not known, its end is from elsewhere: an older checkpoint.
         later = unit.streaming and found.query == unit.query and found.batch < unit.batch
         fits = not (later and found.routing) or first >= found.next_offset
-    if fits:
-        return
-    raise SharedSource(
-        f"{unit.name}: in batch {found.batch} the offsets {found.first_offset} to "
-        f"{found.next_offset - 1} are written, and a task of batch {unit.batch} begins with "
-        f"{first}: {_why(unit)}"
-    )
+    if not fits:
+        raise SharedSource(
+            f"{unit.name}: in batch {found.batch} the offsets {found.first_offset} to "
+            f"{found.next_offset - 1} are written, and a task of batch {unit.batch} begins with "
+            f"{first}: {_why(unit)}"
+        )
 
 
 def _check_rows(unit: Unit, found: Marker, rows: int, routing: int) -> None:
