@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
 import sys
 import warnings
 from collections import OrderedDict
@@ -59,7 +58,7 @@ from asyncproducer.errors import (
 )
 from asyncproducer.logs import guarded
 from asyncproducer.net.buffer_pool import Ticket
-from asyncproducer.records import Record, RecordMetadata
+from asyncproducer.records import Record, RecordMetadata, check_topic
 
 if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
@@ -124,8 +123,6 @@ _ROWS_AT_ONCE = 500
 REFUSALS = (RecordError, MetadataNotReady, BufferFull, AuthorizationError)
 
 _CANNOT_WAIT = "send_nowait cannot wait for an async serializer: use send or enqueue"
-
-_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 def _partitions(view: TopicMetadata) -> str:
@@ -800,7 +797,7 @@ class Intake:
         state = self._last_state
         if topic is not self._last_topic or state is None or not state.known:
             if type(topic) is not str:
-                self.check_topic(topic)
+                check_topic(topic)
             state = accumulator.topics.get(topic)
             self._last_state = state
             self._last_topic = topic
@@ -1031,7 +1028,7 @@ class Intake:
         wait: bool,
     ) -> Delivery | Pending:
         """The topic, or the partition, is not known yet: wait for metadata."""
-        self.check_topic(topic)
+        check_topic(topic)
         if partition is not None and (type(partition) is not int or partition < 0):
             raise InvalidPartition(f"partition {partition!r} for {topic}: must be an int >= 0")
         now = self.loop_time()
@@ -1260,16 +1257,6 @@ class Intake:
         if rest:
             self._absent[topic] = rest
             self._metadata.request_update_for_topic(topic)  # keep asking
-
-    def check_topic(self, topic: Any) -> None:
-        """Raises InvalidTopic for what no broker accepts as a name."""
-        if type(topic) is not str:
-            raise InvalidTopic(f"topic must be a str, not {type(topic).__name__}: {topic!r}")
-        if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
-            raise InvalidTopic(
-                f"topic {topic!r}: a topic's name has 1 to 249 of the characters "
-                "a-z, A-Z, 0-9, '.', '_' and '-'"
-            )
 
     def _check_size(self, topic: str, key: Any, value: Any, headers: bytes) -> None:
         size = batch_upper_bound(key, value, headers)

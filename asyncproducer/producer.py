@@ -82,6 +82,7 @@ from asyncproducer.records import (
     Record,
     RecordMetadata,
     TopicPartition,
+    check_topic,
 )
 from asyncproducer.transaction import Transaction, group_metadata, offset_map, place
 
@@ -958,11 +959,11 @@ class Producer(Front, Generic[K, V]):
         SerializationError for a damaged array (its `validate(full=True)` tells); what was
         buffered goes on. A transaction from which rows were refused, some or all, is not committed.
         """
-        intake = self._usable_intake(SEND)
+        self._usable_intake(SEND)
         sending = self._sending()  # before anything is waited for: its transaction may end
         try:
             if topic is not None:
-                intake.check_topic(topic)
+                check_topic(topic)
             for serializer in self._plugins.serializers():
                 raise SerializationError(
                     f"send_table sends columns of bytes and text as they are, and the producer has "
@@ -1272,7 +1273,7 @@ class Producer(Front, Generic[K, V]):
         ProducerFenced: see `send`.
         """
         intake = self._usable_intake("partitions_for")
-        intake.check_topic(topic)
+        check_topic(topic)
         view = await self._view(intake, topic, self._loop_time() + self._max_block)
         topic_id = None if view.topic_id is None else UUID(bytes=view.topic_id)
         return tuple(
@@ -1286,8 +1287,8 @@ class Producer(Front, Generic[K, V]):
         Waits and raises as `partitions_for`, but creates no topic: one that is not there within
         some seconds is a MetadataTimeout.
         """
-        intake = self._usable_intake("partitions_for")
-        intake.check_topic(topic)
+        self._usable_intake("partitions_for")
+        check_topic(topic)
         deadline = self._loop_time() + self._max_block
         request = MetadataRequest([topic], allow_auto_topic_creation=False)
         unknown_until = -1.0
@@ -1380,7 +1381,7 @@ class Producer(Front, Generic[K, V]):
         intake = self._usable_intake("warm_up")
         deadline = self._loop_time() + self._max_block
         for topic in topics:
-            intake.check_topic(topic)
+            check_topic(topic)
         for topic in topics:
             view = await self._view(intake, topic, deadline)
             if topic not in self._accumulator.topics:

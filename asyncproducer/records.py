@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, overload
 from uuid import UUID
+
+from asyncproducer.errors import InvalidTopic
 
 __all__ = [
     "BatchResult",
@@ -22,6 +25,7 @@ __all__ = [
     "Record",
     "RecordMetadata",
     "TopicPartition",
+    "check_topic",
 ]
 
 #: One header as the wire has it: a name, and bytes or null.
@@ -31,6 +35,19 @@ Header: TypeAlias = tuple[str, bytes | None]
 Headers: TypeAlias = (
     Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] | None
 )
+
+_TOPIC_NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")
+
+
+def check_topic(topic: Any) -> None:
+    """Raises InvalidTopic for what no broker accepts as a topic's name."""
+    if type(topic) is not str:
+        raise InvalidTopic(f"topic must be a str, not {type(topic).__name__}: {topic!r}")
+    if not _TOPIC_NAME.fullmatch(topic):
+        raise InvalidTopic(
+            f"topic {topic!r}: a topic's name has 1 to 249 of the characters "
+            "a-z, A-Z, 0-9, '.', '_' and '-'"
+        )
 
 
 class TopicPartition(NamedTuple):

@@ -246,7 +246,8 @@ def check_layout(
             f"{name}: the rows went to {was} in batch {found.batch}, and now to {now}: in a "
             f"replay some would be lost and others doubled. Go on as it was ({fix}); or, if "
             "nothing is written yet of the batch that comes now, with the option adopt=<its "
-            "number>, which counts for this batch only"
+            f"number>, which counts for this batch only (where that is batch {found.batch} itself: "
+            "with another sink.id)"
         )
 
 

@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Any
 
 from asyncproducer.config import ProducerConfig
-from asyncproducer.errors import ConfigError
+from asyncproducer.errors import ConfigError, InvalidTopic
+from asyncproducer.records import check_topic
 
 __all__ = ["Keying", "SinkOptions"]
 
@@ -69,7 +70,6 @@ _RESERVED = {
     "value.serializer": "columns are sent as they are: cast them to string or binary",
 }
 _SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_TOPIC = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,249}")
 #: Of batches and jobs: their numbers are kept as offsets.
 _MOST = 2**63 - 1
 
@@ -242,11 +242,11 @@ def _number(own: Mapping[str, str], name: str, least: int) -> int | None:
 
 
 def _check_topic(name: str, topic: str | None) -> None:
-    if topic and not _TOPIC.fullmatch(topic):
-        raise ConfigError(
-            f"{name}={topic!r}: a topic's name has 1 to 249 of the characters a-z, A-Z, 0-9, '.', "
-            "'_' and '-'"
-        )
+    try:
+        if topic:
+            check_topic(topic)
+    except InvalidTopic as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def _add_producer_option(producer: dict[str, str], key: str, value: str) -> None:

@@ -85,7 +85,13 @@ def _hashes(column: Any) -> Any:
 def source_of(batch: Any, columns: SinkColumns) -> tuple[str, int]:
     """Where all rows of a batch were read. Raises SinkStopped if that is not one place."""
     names = [columns.source_topic or "", columns.source_partition or ""]
-    topics, partitions = (batch.column(name).unique().to_pylist() for name in names)
+    try:
+        topics, partitions = (batch.column(name).unique().to_pylist() for name in names)
+    except UnicodeDecodeError:
+        raise SinkStopped(
+            f"the column {names[0]!r} has bytes that are no text: it must be the column topic as "
+            "Spark's Kafka source gives it"
+        ) from None
     if len(topics) != 1 or len(partitions) != 1 or None in (topics[0], partitions[0]):
         raise several_sources((t, p) for t in topics for p in partitions)
     return topics[0], partitions[0]

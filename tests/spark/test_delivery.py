@@ -772,6 +772,15 @@ def test_one_partition_in_two_tasks_stops(broker: Broker) -> None:
         sink.write([read(range(5, 9))], Task(0, 0, "q"))
 
 
+def test_a_source_whose_topic_is_no_text_stops(broker: Broker) -> None:
+    damaged = pa.array([b"\xff\xfe"] * 2, pa.binary()).view(pa.string())
+    batch = read(range(2))
+    batch = batch.set_column(batch.schema.names.index("__topic"), "__topic", damaged)
+    with pytest.raises(SinkStopped, match="has bytes that are no text"):
+        sourced(broker).write([batch], Task(0, 0, "q"))
+    assert broker.values() == []
+
+
 def test_one_partition_in_the_tasks_of_two_batches_stops(broker: Broker) -> None:
     """To Spark the parts of a union are two readers: one may see a row a batch later."""
     sink = sourced(broker)
@@ -916,7 +925,10 @@ def test_one_partition_in_two_tasks_at_once_is_kept_though_nobody_tries_again(
 
 
 def test_rows_that_are_refused_half_way_leave_no_marker_of_a_part(broker: Broker) -> None:
-    """What is wrong with them is told, not that a replay has fewer."""
+    """What is wrong with them is told, not that a replay has fewer.
+
+    By which error depends on how many were on their way when the first was refused.
+    """
     sink = sourced(broker)
     sink.write([read(range(5))], Task(0, 0, "q"))
     broker.do(lambda c: c.inject("produce", error="TOPIC_AUTHORIZATION_FAILED", times=None))
@@ -925,7 +937,7 @@ def test_rows_that_are_refused_half_way_leave_no_marker_of_a_part(broker: Broker
         for first in range(0, 400, 4):
             yield read(range(first, first + 4))
 
-    with pytest.raises(KafkaError) as caught:
+    with pytest.raises((KafkaError, BatchDeliveryError)) as caught:
         sink.write(batches(), Task(0, 0, "q"))
     assert not isinstance(caught.value, SinkStopped)
 

@@ -178,6 +178,8 @@ def read_ledger(path: str | Path) -> list[Entry]:
     """
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no ledger at {path}")
+    if Path(path).is_dir() and not any(Path(path).iterdir()):
+        raise LedgerError(f"{path} is no ledger: the directory is empty")
     try:
         return entries_of(pyarrow.parquet.read_table(path))
     except pa.ArrowInvalid as error:

@@ -60,14 +60,15 @@ def audit_records(frame: DataFrame, entries: Sequence[Entry]) -> DataFrame:
             f"the input has no column {', '.join(missing)}: it must have those of Spark's Kafka "
             f"source ({', '.join(_NEEDED)}; headers if there are any)"
         )
+    # (Parquet that somebody else wrote may have wider numbers, and text.)
     shipped = [
         "topic",
-        "partition",
-        "offset",
+        F.col("partition").cast("int"),
+        F.col("offset").cast("long"),
         F.unix_micros("timestamp").alias("append_us"),
-        F.col("timestampType").alias("ts_type"),
+        F.col("timestampType").cast("int").alias("ts_type"),
         F.when(F.col("key").isNotNull(), F.xxhash64("key")).alias("key_hash"),
-        "value",
+        F.col("value").cast("binary"),
     ]
     with_headers = "headers" in frame.columns
     if with_headers:

@@ -83,6 +83,9 @@ def test_a_ledger_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("text, and long enough to be looked at")
     with pytest.raises(LedgerError, match="is no ledger"):
         read_ledger(tmp_path / "text")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LedgerError, match="the directory is empty"):
+        read_ledger(tmp_path / "empty")
 
 
 @pytest.mark.virtual_time

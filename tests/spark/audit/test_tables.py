@@ -13,7 +13,7 @@ from asyncproducer.spark.audit.audit import Outcome, audit
 from asyncproducer.spark.audit.collecting import collect
 from asyncproducer.spark.audit.injected import BATCH, Plan, Truth, inject
 from asyncproducer.spark.audit.ledger import Entry
-from asyncproducer.spark.audit.records import SourceError
+from asyncproducer.spark.audit.records import SourceError, audit_records
 from asyncproducer.spark.audit.report import render
 from asyncproducer.spark.audit.stamps import encode_stamp, encode_trace
 from asyncproducer.spark.audit.targets import Target, TargetError, parse_target
@@ -385,6 +385,19 @@ def test_traces_in_headers_tell_the_latency_of_each_stage(staged: Audited) -> No
     }
     (raw,) = staged.rows("audit_latency", topic="raw")
     assert (raw["stage"], raw["bucket"], raw["count"]) == ("create", -80, 40)
+
+
+def test_wider_columns_than_the_kafka_source_has_are_read(spark: Any) -> None:
+    topics = Topics()
+    topics.add("t", 0, range(3), header=True)
+    topics.add("t", 1, range(3))
+    frame = topics.frame(spark)
+    wide = frame.withColumns({n: frame[n].cast("long") for n in ("partition", "timestampType")})
+    told = [audit_records(each, []).orderBy("lane", "seq").collect() for each in (frame, wide)]
+    assert len(told[0]) == 6
+    assert told[0] == told[1]
+    text = frame.filter("headers is not null").withColumn("value", frame.value.cast("string"))
+    assert audit_records(text, []).orderBy("lane", "seq").collect() == told[0][:3]
 
 
 def test_input_that_is_none_is_refused(spark: Any, tmp_path: Path) -> None:
