@@ -368,11 +368,13 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             id="W14",
-            title="Lists and Arrow tables, 100 B",
+            title="Lists and Arrow tables",
             guards="bulk sending costs less than a loop",
             cases=(
                 Case(name="enqueue, list"),
                 Case(name="send_many, list", load="many"),
+                Case(name="enqueue, list, 25 B", size=25),
+                Case(name="send_many, list, 25 B", load="many", size=25),
                 Case(name="enqueue, Arrow rows with keys", load="rows"),
                 Case(name="send_table, Arrow with keys", load="table"),
             ),
