@@ -1,11 +1,12 @@
-"""What asyncio alone takes for tasks that each await one future: the floor of W3's new tasks.
+"""What asyncio alone takes for tasks that await futures: the floor of W3.
 
     python benchmarks/tasks_floor.py
 
 No producer and no broker: the futures of all tasks are done a linger time later, by one callback.
-Prints CPU microseconds per task of bursts of 100 to 50,000 tasks, each in a fresh process, medians
-of `--rounds` rounds that follow each other, and how many times 100 tasks' that is. With `--no-gc`
-without Python's garbage collector.
+Prints CPU microseconds per future of bursts of 100 to 50,000 tasks, each in a fresh process,
+medians of `--rounds` rounds that follow each other, and how many times 100 tasks' that is. A burst
+is of new tasks that await one future each; with `--loop` the same tasks await one after the other.
+With `--no-gc` without Python's garbage collector.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ TASKS = (100, 1_000, 8_000, 50_000)
 LINGER_S = 0.005
 
 
-async def measured(tasks: int, total: int) -> float:
-    """CPU microseconds per task, of bursts of so many until `total` are done."""
+async def measured(tasks: int, total: int, *, loops: bool) -> float:
+    """CPU microseconds per future, of bursts of so many until `total` are done."""
     loop = asyncio.get_running_loop()
     waiting: list[asyncio.Future[None]] = []
 
@@ -41,29 +42,45 @@ async def measured(tasks: int, total: int) -> float:
         loop.call_later(LINGER_S, done)
         await asyncio.gather(*(send() for _ in range(tasks)))
 
+    async def send_again() -> None:
+        while True:
+            await send()
+
+    async def next_burst() -> None:
+        await asyncio.sleep(LINGER_S)  # meanwhile all hear of the last one, and wait again
+        done()
+
+    if loops:
+        again = [asyncio.create_task(send_again()) for _ in range(tasks)]
+        burst = next_burst
     await burst()
     began, sent = process_time(), 0
     while sent < total:
         await burst()
         sent += tasks
-    return (process_time() - began) / sent * 1e6
+    seconds = process_time() - began
+    if loops:
+        for task in again:
+            task.cancel()
+    return seconds / sent * 1e6
 
 
 def main() -> None:
     """Measure and print, or, with `--one`, be one of the measurements."""
     parser = argparse.ArgumentParser(description="what asyncio alone takes for a task")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--total", type=int, default=250_000, help="tasks in each measurement")
+    parser.add_argument("--total", type=int, default=250_000, help="futures in each measurement")
+    parser.add_argument("--loop", action="store_true", help="the same tasks again and again")
     parser.add_argument("--no-gc", action="store_true", help="without the garbage collector")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         if options.no_gc:
             gc.disable()
-        print(asyncio.run(measured(options.one, options.total)))
+        print(asyncio.run(measured(options.one, options.total, loops=options.loop)))
         return
     command = [sys.executable, __file__, "--total", f"{options.total}"]
-    command += ["--no-gc"] * options.no_gc
+    command += ["--no-gc"] * options.no_gc + ["--loop"] * options.loop
     taken: dict[int, list[float]] = {tasks: [] for tasks in TASKS}
     for _ in range(options.rounds):
         for tasks in TASKS:

@@ -87,12 +87,12 @@ cdef class Rows:
     cpdef Py_ssize_t key_partition(self, Py_ssize_t partition_count) except -1
     cpdef object place(self, Py_ssize_t row, Outcome outcome, Py_ssize_t index)
     cdef object _place_run(self, Py_ssize_t row, ProducerBatch batch, Py_ssize_t taken)
-    @cython.locals(
-        runs="long long[::1]", grown="long long[::1]", at=Py_ssize_t, follows=cython.bint
-    )
+    @cython.locals(at=Py_ssize_t, follows=cython.bint)
     cdef object _put(
         self, Py_ssize_t row, Py_ssize_t slot, Py_ssize_t index, long long timestamp
     )
+    @cython.locals(grown="long long[::1]", runs=Py_ssize_t, expected=Py_ssize_t)
+    cdef object _grow(self, Py_ssize_t row)
     @cython.locals(
         runs="long long[::1]", low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t
     )

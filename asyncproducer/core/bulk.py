@@ -180,22 +180,28 @@ class Rows:
         self._put(row, self._slot(batch), batch.count - taken, self.now)
 
     def _put(self, row: int, slot: int, index: int, timestamp: int) -> None:
-        runs = self._runs
+        # (A view in a variable of this function's would cost each row of a table the making of it.)
         at = self._run_end
-        if at > 0 and runs[at - 3] == slot:
+        if at > 0 and self._runs[at - 3] == slot:
             # Refused rows have no index.
-            follows = index - runs[at - 2] == row - runs[at - 4] or slot < 0
-            if follows and runs[at - 1] == timestamp:
+            follows = index - self._runs[at - 2] == row - self._runs[at - 4] or slot < 0
+            if follows and self._runs[at - 1] == timestamp:
                 return
-        if at == len(runs):
-            grown = array("q", (0,)) * (2 * at + _RUN)
-            grown[:at] = runs
-            runs = self._runs = grown
-        runs[at] = row
-        runs[at + 1] = slot
-        runs[at + 2] = index
-        runs[at + 3] = timestamp
+        if at == len(self._runs):
+            self._grow(row)
+        self._runs[at] = row
+        self._runs[at + 1] = slot
+        self._runs[at + 2] = index
+        self._runs[at + 3] = timestamp
         self._run_end = at + _RUN
+
+    def _grow(self, row: int) -> None:
+        # As many as all rows have, if those before this one tell: often the last time.
+        runs = len(self._runs) // _RUN
+        expected = runs * self.count // max(1, row)
+        grown = array("q", (0,)) * (_RUN * max(2 * runs + 1, expected + expected // 8))
+        grown[: self._run_end] = self._runs
+        self._runs = grown
 
     def _find(self, row: int) -> int:
         """Where the run of a row is in `_runs`."""
@@ -316,17 +322,18 @@ class Rows:
         firsts = array("q", (0,)) * places
         lasts = array("q", (0,)) * places
         counts = array("q", (0,)) * places
-        for at in range(0, self._run_end, _RUN):
+        at = 0
+        while at < self._run_end:
             slot: int = self._runs[at + 1]
-            if slot < 0:
-                continue
-            index = self._runs[at + 2]
-            rows = self._run_rows(at)
-            if counts[slot] == 0:
-                firsts[slot] = index
-            # A batch takes them in their order.
-            lasts[slot] = index + rows - 1
-            counts[slot] += rows
+            if slot >= 0:
+                index = self._runs[at + 2]
+                rows = self._run_rows(at)
+                if counts[slot] == 0:
+                    firsts[slot] = index
+                # A batch takes them in their order.
+                lasts[slot] = index + rows - 1
+                counts[slot] += rows
+            at += _RUN
         tallies: list[Tally] = []
         for place, outcome in enumerate(self.outcomes):
             if outcome.state != SPLIT:

@@ -404,6 +404,30 @@ def full(values: int = 12) -> tuple[Objects, ProducerBatch]:
     return rows, batch
 
 
+@pytest.mark.parametrize("together", [0, 1, 5, 40, 99, 190])
+@pytest.mark.parametrize("apart", [1, 3])
+def test_each_row_is_found_however_runs_are_spread(together: int, apart: int) -> None:
+    """There is room for all runs, also where the first rows tell little of the others."""
+    batches = [
+        ProducerBatch("t", number, write_limit=MOST, created_at=0.0) for number in range(PARTITIONS)
+    ]
+    rows = Objects([b"v"] * 200, "t")
+    places: list[tuple[int, int]] = []
+    for row in range(rows.count):
+        number = 0 if row < together else row // apart % PARTITIONS
+        assert rows.read(row)
+        assert batches[number].try_append(T0, None, b"v", NO_HEADERS)
+        places.append((number, batches[number].count - 1))
+        rows.place(row, batches[number], batches[number].count - 1)
+    for batch in batches:
+        batch.acknowledge(0, -1)
+    found: list[Any] = [rows.result(row) for row in range(rows.count)]
+    assert [(each.partition, each.offset) for each in found] == places
+    assert sorted(
+        (outcome.partition, records) for outcome, _, _, records in rows.tally()
+    ) == sorted((batch.partition, batch.count) for batch in batches if batch.count)
+
+
 def test_rows_follow_a_split() -> None:
     rows, batch = full()
     parts = batch.split(200)
