@@ -259,14 +259,19 @@ async def lists(peer: Peer, job: Job) -> Result:
     return meter.result(case.records)
 
 
+def _collect(case: Case) -> None:
+    """Set the collector as the case says. For good: this process is for this case."""
+    if case.patient_collector:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
+
+
 async def burst(peer: Peer, job: Job) -> Result:
     """New tasks with one send each, all at once; again when all are done. Making them counts."""
     case = job.case
     send, values = peer.send_to(job.topics[0]), values_of(case)
-    if case.patient_collector:  # for good: this process is for this case
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 20)
+    _collect(case)
     sent, meter = 0, Meter()
     while sent < case.records and perf_counter() - meter.began < case.seconds:
         await asyncio.gather(*(send(value) for value in islice(values, case.tasks)))
@@ -276,13 +281,15 @@ async def burst(peer: Peer, job: Job) -> Result:
 
 async def loop(peer: Peer, job: Job) -> Result:
     """Tasks that send one record after the other, five at least, until all are sent or the time
-    is up."""
+    is up. Making the tasks does not count."""
     case = job.case
+    _collect(case)
     send, values = peer.send_to(job.topics[0]), values_of(case)
     latencies = array("d")
-    meter = Meter()
+    go = asyncio.Event()
 
     async def service() -> None:
+        await go.wait()
         for value in islice(values, max(_LOOP_SENDS, case.records // case.tasks)):
             before = perf_counter()
             if before - meter.began > case.seconds:
@@ -290,7 +297,11 @@ async def loop(peer: Peer, job: Job) -> Result:
             await send(value)
             latencies.append(perf_counter() - before)
 
-    await asyncio.gather(*(service() for _ in range(case.tasks)))
+    tasks = asyncio.gather(*(service() for _ in range(case.tasks)))
+    await asyncio.sleep(0)  # all have begun, and wait
+    meter = Meter()
+    go.set()
+    await tasks
     return {**meter.result(len(latencies)), **_latencies(latencies)}
 
 

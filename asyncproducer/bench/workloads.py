@@ -162,7 +162,7 @@ def _concurrency() -> tuple[Case, ...]:
     patient = tuple(
         replace(case, name=f"{case.name}, patient collector", patient_collector=True)
         for case in cases
-        if case.load == "burst" and case.tasks in (100, 8_000, 50_000)
+        if case.tasks in (100, 8_000, 50_000)
     )
     return cases + patient
 
