@@ -29,16 +29,17 @@ cdef class Outcome:
 
     cpdef bint acknowledge(self, long long base_offset, long long log_append_time) except? -1
     cpdef bint fail(self, object failure) except? -1
-    @cython.locals(waiter=Waiter)
+    @cython.locals(waiter=Waiter, at=Py_ssize_t, delivery=Delivery)
     cpdef object split_into(self, list parts)
     cpdef object add_waiter(self, Waiter waiter)
-    cpdef object add_callback(self, Py_ssize_t index, object function)
+    cpdef object add_callback(self, Delivery delivery, object function)
     cpdef object add_fence(self, object fence)
     @cython.locals(delivery=Delivery)
     cpdef Delivery delivery(
         self, Py_ssize_t index, long long timestamp, Py_ssize_t key_size, Py_ssize_t value_size
     )
     cpdef tuple _part(self, Py_ssize_t index)
+    @cython.locals(at=Py_ssize_t)
     cdef object _announce(self)
 
 

@@ -69,10 +69,10 @@ def raise_later(loop: Any, error: BaseException) -> None:
     loop.call_soon(_raise, error)
 
 
-def _call(function: Callable[[], object], topic: str, loop: Any) -> None:
+def _call(function: Callable[[Any], object], delivery: Delivery, topic: str, loop: Any) -> None:
     """Run a delivery callback. It is the user's code: it must not disturb the others."""
     try:
-        function()
+        function(delivery)
     except (SystemExit, KeyboardInterrupt) as error:
         raise_later(loop, error)
     except BaseException:
@@ -176,8 +176,8 @@ class Outcome:
         self.parts: list[tuple[int, Outcome]] | None = None
         #: Those who wait now.
         self.waiters: list[Waiter] | None = None
-        #: (index, function) to call when this is done.
-        self.callbacks: list[tuple[int, Callable[[], object]]] | None = None
+        #: What to call when this is done: each delivery, followed by its function.
+        self.callbacks: list[Any] | None = None
         #: Fences: called once when every record of this batch has its end.
         self.fences: list[Any] | None = None
         #: How many records' failures somebody has looked at.
@@ -223,9 +223,10 @@ class Outcome:
         fences, self.fences = self.fences, None
         for waiter in waiters or ():
             waiter.delivery._resolve().add_waiter(waiter)
-        for index, function in callbacks or ():
-            start, part = self._part(index)
-            part.add_callback(index - start, function)
+        if callbacks is not None:
+            for at in range(0, len(callbacks), 2):
+                delivery = callbacks[at]
+                delivery._resolve().add_callback(delivery, callbacks[at + 1])
         for fence in fences or ():
             fence.replace(len(parts))
             for _, part in parts:
@@ -238,11 +239,12 @@ class Outcome:
         else:
             self.waiters.append(waiter)
 
-    def add_callback(self, index: int, function: Callable[[], object]) -> None:
-        """`function` is called when the record at `index` has its end."""
+    def add_callback(self, delivery: Delivery, function: Callable[[Delivery], object]) -> None:
+        """`function(delivery)` is called when its record, which is one of these, has its end."""
         if self.callbacks is None:
             self.callbacks = []
-        self.callbacks.append((index, function))
+        self.callbacks.append(delivery)
+        self.callbacks.append(function)
 
     def add_fence(self, fence: Any) -> None:
         """`fence.passed()` is called when every record here has its end."""
@@ -273,8 +275,10 @@ class Outcome:
         waiters, self.waiters = self.waiters, None
         fences, self.fences = self.fences, None
         if callbacks is not None:
-            for _, function in callbacks:
-                _call(function, self.topic, self.loop)
+            for at in range(0, len(callbacks), 2):
+                delivery, function = callbacks[at], callbacks[at + 1]
+                callbacks[at] = callbacks[at + 1] = None  # as in _wake
+                _call(function, delivery, self.topic, self.loop)
         if waiters is not None:
             try:
                 self.loop.call_soon(_wake, self.loop, waiters)
@@ -415,9 +419,9 @@ class Delivery:
         """
         outcome = self._resolve()
         if outcome.state == PENDING:
-            outcome.add_callback(self._index, lambda: function(self))
+            outcome.add_callback(self, function)
         else:
-            _call(lambda: function(self), outcome.topic, outcome.loop)
+            _call(function, self, outcome.topic, outcome.loop)
 
     def waiter(self) -> Waiter | None:
         """What to await until the record has its end; None if it has.
@@ -512,9 +516,15 @@ class Waiter:
 
 
 def _wake(loop: Any, waiters: list[Waiter]) -> None:
-    """Run the tasks that sleep there, one after the other, as the loop would."""
+    """Run the tasks that sleep there, one after the other, as the loop would.
+
+    Each waiter is let go before the next task runs: a task that sends again makes no more objects
+    than it leaves, so that there is no more work for Python's garbage collector, which looks at
+    everything when their number grows.
+    """
     at = 0
     for waiter in waiters:
+        waiters[at] = None  # type: ignore[call-overload]
         at += 1
         wakeup = waiter._wakeup
         if wakeup is None:

@@ -667,7 +667,8 @@ def test_a_partition_that_waits_for_its_answer_expires_too() -> None:
     ended: list[int] = []
     on_wire = rig.drain_one()
     for number, batch in enumerate(rig.accumulator.incomplete):
-        batch.add_callback(0, lambda number=number: ended.append(number))  # type: ignore[misc]
+        delivery = batch.delivery(0, 0, -1, -1)
+        batch.add_callback(delivery, lambda _, number=number: ended.append(number))  # type: ignore[misc]
     rig.now += 2.0
     assert len(rig.accumulator.expire(rig.now)) == 2
     assert ended == [0, 1]

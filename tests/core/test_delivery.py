@@ -489,6 +489,21 @@ def test_callbacks_move_to_the_parts_of_a_split() -> None:
     assert ended == [50, 40, 30]
 
 
+def alive(kind: type[object]) -> int:
+    return sum(type(thing) is kind for thing in gc.get_objects())
+
+
+def test_each_delivery_is_let_go_before_the_next_callback() -> None:
+    """Callbacks that send again make no more objects than they leave (see `_wake`)."""
+    batch, deliveries = new(4)
+    counts: list[int] = []
+    before = alive(Delivery) - 4
+    while deliveries:
+        deliveries.pop(0).add_done_callback(lambda _: counts.append(alive(Delivery) - before))
+    batch.acknowledge(0, -1)
+    assert counts == [4, 3, 2, 1]
+
+
 # -- waiting -------------------------------------------------------------------------------
 
 
@@ -552,6 +567,23 @@ def test_whoever_waits_for_a_batch_is_woken_by_one_call_of_the_loop() -> None:
     assert loop.turn() == 1
     assert order == [2, 0, 3, 1, 2]
     assert loop.turn() == 0
+
+
+def test_each_waiter_is_let_go_before_the_next_task_runs() -> None:
+    """Tasks that send again make no more objects than they leave: Python's collector, which looks
+    at everything when there are more and more, has nothing to do."""
+    loop = Loop()
+    batch, deliveries = new(4, loop=loop)
+    counts: list[int] = []
+    before = alive(Waiter)
+    tasks = [
+        Task(delivery, on_end=lambda: counts.append(alive(Waiter) - before))
+        for delivery in deliveries
+    ]
+    batch.acknowledge(0, -1)
+    loop.turn()
+    assert [task.steps for task in tasks] == [2] * 4
+    assert counts == [4, 3, 2, 1]
 
 
 def test_a_batch_that_nobody_waits_for_asks_nothing_of_the_loop() -> None:
