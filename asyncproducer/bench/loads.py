@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from asyncproducer.bench.peers import Job, Peer, Result
 from asyncproducer.bench.workloads import Case, Load, payloads
 
-__all__ = ["LOADS", "Meter", "peak_rss_mib", "percentile", "values_of", "warm_up"]
+__all__ = ["LOADS", "Meter", "longest_wait", "peak_rss_mib", "percentile", "values_of", "warm_up"]
 
 #: The longest that records of an open loop are waited for after the last has left.
 _PATIENCE_S = 60.0
@@ -114,7 +114,7 @@ async def _stalls(result: Result, wanted: bool) -> AsyncIterator[None]:
         await idle.stdout.readline()  # it is there
     ticker = asyncio.create_task(tick())
     await asyncio.sleep(0)  # it is to be there before the load, which may not let it begin
-    computed = _computed_by_turn(asyncio.get_running_loop())
+    turns = _Turns(asyncio.get_running_loop())
     try:
         yield
         await asyncio.sleep(2 * _TICK_S)  # let it see the last stall
@@ -125,27 +125,55 @@ async def _stalls(result: Result, wanted: bool) -> AsyncIterator[None]:
     result["stall_p999_ms"] = percentile(late, 0.999) * 1e3
     result["stall_max_ms"] = late[-1] * 1e3
     result["stall_idle_p999_ms"] = float(told)
-    if computed:
-        result["turn_p999_ms"] = percentile(sorted(computed), 0.999) * 1e3
+    if turns.computed:
+        result["turn_wait_p999_ms"] = longest_wait(turns.computed, turns.idle, 0.999) * 1e3
 
 
-def _computed_by_turn(loop: asyncio.AbstractEventLoop) -> list[float]:
-    """A list that gets the seconds that this thread computes in each turn of the loop.
+class _Turns:
+    """What the turns of a loop take from now on. Nothing where it is not asyncio's own."""
 
-    It stays empty where the loop is not asyncio's own. Of what the loop does, its turns are
-    all but the waiting, which computes nothing.
-    """
-    computed: list[float] = []
-    turn = getattr(loop, "_run_once", None)
-    if turn is not None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        #: Seconds that this thread computed in each turn.
+        self.computed: list[float] = []
+        #: Seconds in which it waited for something to do.
+        self.idle = 0.0
+        turn = getattr(loop, "_run_once", None)
+        selector = getattr(loop, "_selector", None)
+        if turn is None or selector is None:
+            return
+        select = selector.select
 
-        def measured() -> None:
+        def measured_turn() -> None:
             before = time.thread_time()
             turn()
-            computed.append(time.thread_time() - before)
+            self.computed.append(time.thread_time() - before)
 
-        vars(loop)["_run_once"] = measured
-    return computed
+        def measured_select(timeout: float | None = None) -> Any:
+            before = perf_counter()
+            try:
+                return select(timeout)
+            finally:
+                self.idle += perf_counter() - before
+
+        vars(loop)["_run_once"] = measured_turn
+        selector.select = measured_select
+
+
+def longest_wait(turns: Iterable[float], idle: float, share: float) -> float:
+    """How long at most, for so much of all time, what comes waits until the turn of then ends.
+
+    In a turn of d seconds, what comes waits longer than w in d - w of them; in an idle second
+    nothing waits. So one long turn counts as much as it is long, among however many short ones.
+    """
+    ordered = sorted(turns, reverse=True)
+    allowed = (1 - share) * (sum(ordered) + idle)
+    longer = 0.0
+    for count, turn in enumerate(ordered, 1):
+        longer += turn
+        wait = (longer - allowed) / count
+        if count == len(ordered) or wait >= ordered[count]:
+            return max(0.0, wait)
+    return 0.0
 
 
 def values_of(case: Case) -> Iterator[Any]:

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from asyncproducer.bench.loads import LOADS, _computed_by_turn, percentile, values_of, warm_up
+from asyncproducer.bench.loads import (
+    LOADS,
+    _Turns,
+    longest_wait,
+    percentile,
+    values_of,
+    warm_up,
+)
 from asyncproducer.bench.peers import Job, Peer, Result, Send
 from asyncproducer.bench.workloads import Case, payloads
 
@@ -110,29 +117,46 @@ async def test_a_turn_counts_what_the_thread_computed_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = asyncio.get_running_loop()
-    computed = _computed_by_turn(loop)
+    turns = _Turns(loop)
     try:
         monkeypatch.setattr(time, "thread_time", iter(range(100)).__next__)
         for _ in range(3):
             await asyncio.sleep(0)
+        monkeypatch.undo()
+        idle = turns.idle
+        await asyncio.sleep(0.002)
     finally:
         del vars(loop)["_run_once"]
-        monkeypatch.undo()
+        del vars(loop._selector)["select"]  # type: ignore[attr-defined]
     # The turn that it began in was not measured; the last is not over.
-    assert computed[:2] == [1, 1]
+    assert turns.computed[:2] == [1, 1]
+    assert turns.idle - idle > 0.001
 
 
 def test_a_loop_without_turns_of_its_own_has_none() -> None:
     class Foreign:
         pass
 
-    assert _computed_by_turn(Foreign()) == []  # type: ignore[arg-type]
+    turns = _Turns(Foreign())  # type: ignore[arg-type]
+    assert (turns.computed, turns.idle) == ([], 0.0)
+
+
+def test_one_long_turn_counts_by_its_length_among_many_short_ones() -> None:
+    # 10 s: what comes in the first 20 ms of one turn of 30 ms waits for more than 10 ms of it.
+    short = [0.0001] * 50_000
+    assert longest_wait([0.030, *short], 4.97, 0.998) == pytest.approx(0.010)
+    # With two of them 20 ms of all time are 10 ms of each.
+    assert longest_wait([0.030, *short, 0.030], 4.94, 0.998) == pytest.approx(0.020)
+    # Half of all time nothing computes.
+    assert longest_wait(short, 5.0, 0.4) == 0.0
+    assert longest_wait(short, 0.0, 0.75) == pytest.approx(0.000075)
+    assert longest_wait([], 1.0, 0.999) == 0.0
 
 
 async def test_a_stall_stands_beside_one_of_an_idle_process() -> None:
     result = await run(Recorder(blocking=False), Case(name="x", records=1500, ticker=True))
     assert result["stall_max_ms"] >= result["stall_p999_ms"] > 0
-    assert result["stall_idle_p999_ms"] > 0 <= result["turn_p999_ms"]
+    assert result["stall_idle_p999_ms"] > 0 <= result["turn_wait_p999_ms"]
 
 
 async def test_runs_go_from_partition_to_partition_and_from_topic_to_topic() -> None:
