@@ -164,16 +164,15 @@ cdef class Entry:
     cdef object _headers
     cdef tuple _rest
     cdef object _inner
-    cdef Delivery _delivery
     cdef Waiter _waiter
     cdef bint _begun
     cdef bint _sends
 
-    @cython.locals(delivery=Delivery)
+    @cython.locals(delivery=Delivery, waiter=Waiter)
     cdef object _begin(self)
     @cython.locals(intake=Intake)
     cdef Delivery _enter(self)
-    @cython.locals(delivery=Delivery, waiter=Waiter)
+    @cython.locals(waiter=Waiter)
     cdef object _sleep(self)
 
 

@@ -243,7 +243,6 @@ class Entry:
 
     __slots__ = (
         "_begun",
-        "_delivery",
         "_headers",
         "_inner",
         "_intake",
@@ -256,7 +255,6 @@ class Entry:
     )
 
     _begun: bool
-    _delivery: Delivery | None
     _headers: Any
     _inner: Any
     _intake: Intake
@@ -295,8 +293,14 @@ class Entry:
         if not self._sends:
             self._intake.spare = self
             return delivery
-        self._delivery = delivery
-        return self._sleep()
+        # From here on the Waiter is all that the record needs: the next one gets the Delivery.
+        waiter = delivery.waiter()
+        if waiter is None:
+            self._intake.spare = self
+            return delivery._metadata()
+        self._waiter = waiter
+        waiter._asyncio_future_blocking = True
+        return waiter
 
     def _enter(self) -> Delivery | None:
         """The long way. None: `_inner` goes on."""
@@ -316,20 +320,15 @@ class Entry:
 
     def _sleep(self) -> Any:
         """The result, or what to sleep on until it is there."""
-        delivery = self._delivery
-        if delivery is None:
-            raise RuntimeError(f"cannot await the same {self._called()}() twice")
         waiter = self._waiter
         if waiter is None:
-            waiter = self._waiter = delivery.waiter()
-        elif waiter.done():
-            waiter = None
-        elif waiter._wakeup is not None:
-            raise RuntimeError(f"this {self._called()}() is being awaited already")
-        if waiter is None:
-            self._delivery = self._waiter = None
+            raise RuntimeError(f"cannot await the same {self._called()}() twice")
+        if waiter.done():
+            self._waiter = None
             self._intake.spare = self
-            return delivery.result()
+            return waiter._metadata()
+        if waiter._wakeup is not None:
+            raise RuntimeError(f"this {self._called()}() is being awaited already")
         waiter._asyncio_future_blocking = True
         return waiter
 
@@ -360,13 +359,13 @@ class Entry:
         if self._inner is not None:
             return self._inner.throw(error)
         self._begun = True
-        self._delivery = None
+        self._waiter = None
         raise error
 
     def close(self) -> None:
         """Give up."""
         self._begun = True
-        self._delivery = None
+        self._waiter = None
         if self._inner is not None:
             self._inner.close()
 
@@ -398,7 +397,7 @@ def _new_entry(
         entry = Entry.__new__(Entry)
         entry._intake = intake
         entry._topic = entry._key = entry._headers = entry._rest = None
-        entry._inner = entry._delivery = entry._waiter = None
+        entry._inner = entry._waiter = None
     entry._sends = sends
     entry._value = value
     # One that is used again has the topic of the last record, and none of the others: each name

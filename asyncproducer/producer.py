@@ -804,11 +804,13 @@ class Producer(Front, Generic[K, V]):
         delivery = self._enter(topic, value, key, headers, partition, timestamp)
         if type(delivery) is not Delivery:
             delivery = await self._wait(topic, delivery)
-        # `await delivery` in two steps, which spares an object per waiting task.
+        # `await delivery` in two steps, which spares two objects per waiting task.
         waiter = delivery.waiter()
-        if waiter is not None:
-            await waiter
-        return delivery.result()
+        if waiter is None:
+            return delivery.result()
+        del delivery
+        await waiter
+        return waiter._metadata()
 
     async def enqueue(
         self,

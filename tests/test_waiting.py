@@ -803,7 +803,7 @@ def test_a_task_tells_what_it_waits_for(loop: Loop) -> None:
     async def scene() -> None:
         batch, [delivery] = new(loop, 1)
         [task] = await asleep(delivery)
-        assert "wait_for=<Waiter for <Delivery orders-0 pending>>" in repr(task)
+        assert "wait_for=<Waiter for orders-0 pending>" in repr(task)
         batch.acknowledge(0, -1)
         await task
 

@@ -5,6 +5,7 @@ cimport cython
 cdef enum:
     COMPILED = 1
 
+cdef class Place
 cdef class Delivery
 cdef class Waiter
 
@@ -43,8 +44,7 @@ cdef class Outcome:
     cdef object _announce(self)
 
 
-@cython.final
-cdef class Delivery:
+cdef class Place:
     cdef Outcome _outcome
     cdef Py_ssize_t _index
     cdef long long _timestamp
@@ -61,19 +61,26 @@ cdef class Delivery:
         Py_ssize_t value_size,
     ) noexcept
     cdef Outcome _resolve(self)
+    cpdef bint done(self)
+    @cython.locals(outcome=Outcome)
+    cpdef object _metadata(self)
+    @cython.locals(outcome=Outcome)
+    cdef object _failure(self)
+
+
+@cython.final
+cdef class Delivery(Place):
     @cython.locals(outcome=Outcome, waiter=Waiter)
     cpdef Waiter waiter(self)
     cpdef object result(self)
 
 
 @cython.final
-cdef class Waiter:
+cdef class Waiter(Place):
     cdef public bint _asyncio_future_blocking
-    cdef public Delivery delivery
     cdef object _wakeup
     cdef object _context
 
-    cpdef bint done(self)
     cpdef object result(self)
     cpdef object get_loop(self)
 

@@ -40,6 +40,7 @@ __all__ = [
     "Delivery",
     "Failure",
     "Outcome",
+    "Place",
     "Waiter",
     "raise_later",
 ]
@@ -222,7 +223,7 @@ class Outcome:
         callbacks, self.callbacks = self.callbacks, None
         fences, self.fences = self.fences, None
         for waiter in waiters or ():
-            waiter.delivery._resolve().add_waiter(waiter)
+            waiter._resolve().add_waiter(waiter)
         if callbacks is not None:
             for at in range(0, len(callbacks), 2):
                 delivery = callbacks[at]
@@ -305,16 +306,8 @@ class Outcome:
             )
 
 
-class Delivery:
-    """The handle of one buffered record. `await` it for its RecordMetadata.
-
-    Awaiting again gives the same again. Cancelling the wait does not cancel the
-    record: it is on its way. Raises DeliveryError, see there for `persisted`.
-
-    It is no asyncio.Future: it cannot be cancelled, and `asyncio.wait` does not take it. For
-    several use `asyncio.gather(*deliveries, return_exceptions=True)`, or
-    `asyncio.ensure_future(delivery)` where a future is wanted.
-    """
+class Place:
+    """Which record of which outcome: what a Delivery is to its owner, and a Waiter to a Task."""
 
     __slots__ = ("_index", "_key_size", "_observed", "_outcome", "_timestamp", "_value_size")
 
@@ -328,7 +321,7 @@ class Delivery:
     def point(
         self, outcome: Outcome, index: int, timestamp: int, key_size: int, value_size: int
     ) -> None:
-        """Be the handle of this record from now on: a new one, or one that nobody has any more."""
+        """This record, from now on: of a new one, or of one that nobody has any more."""
         if not COMPILED or self._outcome is not outcome:
             self._outcome = outcome
         self._index = index
@@ -345,6 +338,65 @@ class Delivery:
             self._index -= start
         return self._outcome
 
+    def done(self) -> bool:
+        """Whether the record has its end: acknowledged or failed."""
+        return self._resolve().state != PENDING
+
+    def _metadata(self) -> RecordMetadata:
+        """Where the record is. Raises DeliveryError, or IllegalStateError while it is not done."""
+        outcome = self._resolve()
+        if outcome.state == ACKNOWLEDGED:
+            # What RecordMetadata(...) does, without a call that costs more than the rest.
+            return tuple.__new__(
+                RecordMetadata,
+                (
+                    outcome.topic,
+                    outcome.partition,
+                    outcome.base_offset + self._index if outcome.base_offset >= 0 else -1,
+                    outcome.log_append_time if outcome.log_append_time >= 0 else self._timestamp,
+                    self._key_size,
+                    self._value_size,
+                ),
+            )
+        error = self._failure()
+        if error is None:
+            raise IllegalStateError("the record is PENDING: await the delivery, or ask done()")
+        raise error
+
+    def _failure(self) -> DeliveryError | None:
+        """Why it failed, or None. It counts as looked at. Raises as `_metadata`."""
+        outcome = self._resolve()
+        if outcome.state == PENDING:
+            raise IllegalStateError("the record is PENDING: await the delivery, or ask done()")
+        failure = outcome.failure
+        if failure is None:
+            return None
+        if not self._observed:
+            self._observed = True
+            outcome.observed += 1
+        return failure.exception(outcome.topic, outcome.partition, self._index)
+
+    def _told(self) -> str:
+        outcome = self._resolve()
+        where = f"{outcome.topic}-{outcome.partition}"
+        if outcome.state == ACKNOWLEDGED and outcome.base_offset >= 0:
+            where += f"@{outcome.base_offset + self._index}"
+        return f"{where} {_STATE_NAMES[outcome.state].lower()}"
+
+
+class Delivery(Place):
+    """The handle of one buffered record. `await` it for its RecordMetadata.
+
+    Awaiting again gives the same again. Cancelling the wait does not cancel the
+    record: it is on its way. Raises DeliveryError, see there for `persisted`.
+
+    It is no asyncio.Future: it cannot be cancelled, and `asyncio.wait` does not take it. For
+    several use `asyncio.gather(*deliveries, return_exceptions=True)`, or
+    `asyncio.ensure_future(delivery)` where a future is wanted.
+    """
+
+    __slots__ = ()
+
     @property
     def topic(self) -> str:
         """The topic that the record goes to."""
@@ -360,49 +412,19 @@ class Delivery:
         """The record's own timestamp, in ms."""
         return self._timestamp
 
-    def done(self) -> bool:
-        """Whether the record has its end: acknowledged or failed."""
-        return self._resolve().state != PENDING
-
     def result(self) -> RecordMetadata:
         """Where the record is. Never waits.
 
         Raises DeliveryError if it failed, IllegalStateError while it is not done.
         """
-        outcome = self._resolve()
-        if outcome.state == ACKNOWLEDGED:
-            # What RecordMetadata(...) does, without a call that costs more than the rest.
-            return tuple.__new__(
-                RecordMetadata,
-                (
-                    outcome.topic,
-                    outcome.partition,
-                    outcome.base_offset + self._index if outcome.base_offset >= 0 else -1,
-                    outcome.log_append_time if outcome.log_append_time >= 0 else self._timestamp,
-                    self._key_size,
-                    self._value_size,
-                ),
-            )
-        error = self.exception()
-        if error is None:
-            raise IllegalStateError("the record is PENDING: await the delivery, or ask done()")
-        raise error
+        return self._metadata()
 
     def exception(self) -> DeliveryError | None:
         """Why the record failed, or None. A fresh exception each time.
 
         Raises IllegalStateError while the record is not done.
         """
-        outcome = self._resolve()
-        if outcome.state == PENDING:
-            raise IllegalStateError("the record is PENDING: await the delivery, or ask done()")
-        failure = outcome.failure
-        if failure is None:
-            return None
-        if not self._observed:
-            self._observed = True
-            outcome.observed += 1
-        return failure.exception(outcome.topic, outcome.partition, self._index)
+        return self._failure()
 
     def peek_exception(self) -> DeliveryError | None:
         """Like `exception`, for observers: the failure still counts as not looked at."""
@@ -426,7 +448,8 @@ class Delivery:
     def waiter(self) -> Waiter | None:
         """What to await until the record has its end; None if it has.
 
-        To be awaited once, by whoever asked for it; then `result()` does not wait.
+        To be awaited once, by whoever asked for it; then `_metadata` is there, from it as well:
+        so many tasks that wait need one object each, and no Delivery.
         """
         outcome = self._resolve()
         if outcome.state != PENDING:
@@ -434,7 +457,7 @@ class Delivery:
         if outcome.loop is None:
             raise IllegalStateError("this delivery belongs to no event loop")
         waiter = Waiter.__new__(Waiter)
-        waiter.delivery = self
+        waiter.point(outcome, self._index, self._timestamp, self._key_size, self._value_size)
         waiter._wakeup = None
         waiter._context = None
         waiter._asyncio_future_blocking = False
@@ -448,24 +471,19 @@ class Delivery:
         return self.result()
 
     def __repr__(self) -> str:
-        outcome = self._resolve()
-        where = f"{outcome.topic}-{outcome.partition}"
-        if outcome.state == ACKNOWLEDGED and outcome.base_offset >= 0:
-            where += f"@{outcome.base_offset + self._index}"
-        return f"<Delivery {where} {_STATE_NAMES[outcome.state].lower()}>"
+        return f"<Delivery {self._told()}>"
 
 
-class Waiter:
-    """A task's wait for a delivery: of asyncio.Future, what a Task needs of one.
+class Waiter(Place):
+    """A task's wait for a record: of asyncio.Future, what a Task needs of one.
 
     A Task recognizes what it may sleep on by `_asyncio_future_blocking`, asks `get_loop`,
     leaves its wakeup with `add_done_callback`, and asks for the `result` when it is woken;
     whoever cancels the task calls `cancel` (asyncio/tasks.py, Task.__step and Task.cancel).
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_context", "_wakeup", "delivery")
+    __slots__ = ("_asyncio_future_blocking", "_context", "_wakeup")
 
-    delivery: Delivery
     _wakeup: Callable[[Waiter], object] | None
     _context: Any
     _asyncio_future_blocking: bool
@@ -484,16 +502,12 @@ class Waiter:
         self._asyncio_future_blocking = True
         return self
 
-    def done(self) -> bool:
-        """Whether the record has its end."""
-        return self.delivery._resolve().state != PENDING
-
     def result(self) -> None:
-        """Nothing: what became of the record, the delivery knows."""
+        """Nothing: what became of the record is `_metadata`, for whoever runs then."""
 
     def get_loop(self) -> Any:
         """The event loop that wakes."""
-        return self.delivery._resolve().loop
+        return self._resolve().loop
 
     def add_done_callback(self, wakeup: Callable[[Waiter], object], *, context: Any) -> None:
         """The Task that sleeps here wants to be woken with `wakeup`, in its context."""
@@ -501,7 +515,7 @@ class Waiter:
         self._wakeup = wakeup
 
     def cancel(self, msg: Any = None) -> bool:
-        """The Task was cancelled: wake it. The delivery goes on.
+        """The Task was cancelled: wake it. The record goes on.
 
         Always False, which tells the Task to remember that it is cancelled, and `msg`: it
         raises CancelledError by itself when it runs.
@@ -512,7 +526,7 @@ class Waiter:
         return False
 
     def __repr__(self) -> str:
-        return f"<Waiter for {self.delivery!r}>"
+        return f"<Waiter for {self._told()}>"
 
 
 def _wake(loop: Any, waiters: list[Waiter]) -> None:

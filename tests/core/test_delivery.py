@@ -743,10 +743,9 @@ def test_a_waiter_belongs_to_the_loop_of_its_batch_and_says_what_it_waits_for() 
     waiter = delivery.waiter()
     assert waiter is not None
     assert waiter.get_loop() is loop
-    assert waiter.delivery is delivery
-    assert repr(waiter) == "<Waiter for <Delivery orders-3 pending>>"
+    assert repr(waiter) == "<Waiter for orders-3 pending>"
     batch.acknowledge(8, -1)
-    assert repr(waiter) == "<Waiter for <Delivery orders-3@8 acknowledged>>"
+    assert repr(waiter) == "<Waiter for orders-3@8 acknowledged>"
 
 
 def test_the_waiters_of_a_closed_loop_do_not_keep_a_batch_from_its_end() -> None:
