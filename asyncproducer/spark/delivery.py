@@ -35,6 +35,7 @@ from asyncproducer.spark.markers import (
     SharedSource,
     SinkStopped,
     Unit,
+    check_adopted,
     check_groups,
     check_layout,
     check_sources,
@@ -234,10 +235,16 @@ class Sink:
                         # So that it does not expire before the units' own. (Queries tell progress.)
                         await self._keep(producer, place, found)
                     return
+                last = -1
                 for group in range(tasks):
                     written = await _marker(producer, self.place(f"g{group}"))
-                    if written is not None and adopt is not None and written.batch >= adopt:
+                    if written is None or adopt is None:
+                        continue
+                    if written.batch >= adopt:
                         check_layout(f"group {group} of {tasks}", written, tasks, partitions)
+                    last = max(last, written.batch)
+                if self.options.streaming and adopt is not None and last >= 0:
+                    check_adopted(adopt, last)
             batch = self.options.job_id if adopt is None else adopt
             marker = Marker(batch or 0, tasks=tasks, partitions=partitions)
             await self._keep(producer, place, marker)

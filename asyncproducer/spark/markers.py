@@ -29,6 +29,7 @@ __all__ = [
     "SharedSource",
     "SinkStopped",
     "Unit",
+    "check_adopted",
     "check_groups",
     "check_layout",
     "check_sources",
@@ -184,7 +185,8 @@ def _of_group(unit: Unit, found: Marker | None, progress: Marker | None) -> Deci
                 raise SinkStopped(
                     f"{unit.name}: this is batch {unit.batch}, and batch {progress.batch} is the "
                     "first one that this sink may write since partitions were added, or since "
-                    "adopt said so: what is left of earlier ones is not known to be unwritten"
+                    "adopt said so: what is left of earlier ones is not known to be unwritten. "
+                    "If nothing was written yet (adopt was given by mistake), give another sink.id"
                 )
         return _without_marker(unit, unit.batch == 0)
     is_new = found.batch < unit.batch or found.query != unit.query
@@ -248,6 +250,19 @@ def check_layout(
             "nothing is written yet of the batch that comes now, with the option adopt=<its "
             f"number>, which counts for this batch only (where that is batch {found.batch} itself: "
             "with another sink.id)"
+        )
+
+
+def check_adopted(adopt: int, written: int) -> None:
+    """Raises SinkStopped if a query's `adopt` does not name a batch that may come now: what it says
+    is kept, and would be in the way of the batch that does. Groups have written up to `written`.
+    """
+    if adopt > written + 1:
+        raise SinkStopped(
+            f"adopt={adopt}: the last batch that is known to be written is {written}, and the next "
+            f"one is {written + 1}. Give adopt={written + 1}, if nothing is written yet of that; "
+            f"or, if those before {adopt} went another way, do one thing after the other: first "
+            "go on as it was, with this adopt, and change the partitions a batch later"
         )
 
 
@@ -405,21 +420,34 @@ def _how_to_go_on(unit: Unit) -> str:
 
 def disagreement(unit: Unit, found: Marker, rows: int, routing: int) -> str | None:
     """Why rows that are skipped are not those that were written; None if they may well be."""
-    if unit.trust == unit.batch or (found.rows, found.routing) == (rows, routing):
+    if (found.rows, found.routing) == (rows, routing):
         return None
+    written = f"{unit.name}: batch {unit.batch} was written with {found.rows} rows, and its replay"
+    routed = (
+        "rows are routed by what differs from one run to the next (a random key, the time, the "
+        "order of a shuffle)"
+    )
+    back = "read the topic back, and begin where you know what is delivered, with another sink.id"
     if found.rows != rows:
-        what = f"{rows} rows"
-    elif unit.partitions:
-        what = "other keys, or other partitions"
-    else:
-        what = "other keys or values, or other partitions"
+        # These cannot be the same rows, whatever the user has seen of the topic.
+        older = (
+            "the checkpoint is older than what this sink has done, and the batch was cut "
+            "otherwise: then use the newest one"
+            if unit.streaming
+            else "another job had this job.id: then give this one its own"
+        )
+        return (
+            f"{written} brings {rows} rows: it would lose some, or double some. Either {older}; or "
+            f"{routed}: then route by what the source says, and {back}"
+        )
+    if unit.trust == unit.batch:
+        return None
+    known_by = "keys" if unit.partitions else "keys or values"
     return (
-        f"{unit.name}: batch {unit.batch} was written with {found.rows} rows, and its replay "
-        f"brings {what}: rows are routed by what differs from one run to the next (a random key, "
-        "the time, the order of a shuffle). Some may be lost or doubled in this batch. Route by "
-        "what the source says. If the rows of each partition are the same nevertheless, go on with "
-        f"the option trust={unit.batch}, which counts for this batch only; else read the topic "
-        "back, and begin where you know what is delivered, with another sink.id"
+        f"{written} brings other {known_by}, or other partitions: {routed}. Some may be lost or "
+        "doubled in this batch. Route by what the source says. If the rows of each partition are "
+        f"the same nevertheless, go on with the option trust={unit.batch}, which counts for this "
+        f"batch only; else {back}"
     )
 
 

@@ -69,6 +69,7 @@ _RESERVED = {
     "key.serializer": "columns are sent as they are: cast them to string or binary",
     "value.serializer": "columns are sent as they are: cast them to string or binary",
 }
+_NOT_HERE = ", or set enable.idempotence=False"
 _SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 #: Of batches and jobs: their numbers are kept as offsets.
 _MOST = 2**63 - 1
@@ -102,12 +103,20 @@ class SinkOptions:
         """Check them all. Raises ConfigError, which says what to change."""
         own: dict[str, str] = {}
         producer: dict[str, str] = {}
+        spelled: dict[str, str] = {}
         for name, value in given.items():
             key = name.lower()
             if key in _OWN:
                 own[key] = value
             elif key not in _SPARKS:
-                _add_producer_option(producer, key, value)
+                # Its errors have names as in Python.
+                dotted = key.removeprefix("kafka.").replace("_", ".")
+                if dotted in spelled:
+                    raise ConfigError(
+                        f"{spelled[dotted]!r} and {name!r} set the same option: keep one"
+                    )
+                spelled[dotted] = name
+                _add_producer_option(producer, name, dotted, value)
         if given.get("path"):
             raise ConfigError(
                 f"path={given['path']!r}: a topic is not a path; call save() or start() without "
@@ -154,7 +163,11 @@ class SinkOptions:
 
     def config(self, **over: Any) -> ProducerConfig:
         """The producer's options. Raises ConfigError."""
-        return ProducerConfig.from_mapping(self.producer, **over)
+        try:
+            return ProducerConfig.from_mapping(self.producer, **over)
+        except ConfigError as error:
+            # What the producer may advise besides is refused here.
+            raise ConfigError(str(error).removesuffix(_NOT_HERE)) from None
 
     def _check_exactly_once(self, given: Mapping[str, str]) -> None:
         if not _SINK_ID.fullmatch(self.sink_id):
@@ -188,6 +201,11 @@ class SinkOptions:
             raise ConfigError(
                 "job.id is missing: exactly-once delivery of a batch job needs its number, the "
                 "same when the job is run again, and a higher one for the next job of this sink"
+            )
+        if not self.streaming and self.adopt is not None and self.adopt > (self.job_id or 0):
+            raise ConfigError(
+                f"adopt={self.adopt} is above job.id={self.job_id}: it names the job that is run "
+                f"now; give adopt={self.job_id}, or leave it out"
             )
         if self.keying is Keying.GROUP and not self.tasks:
             raise ConfigError(
@@ -249,23 +267,20 @@ def _check_topic(name: str, topic: str | None) -> None:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def _add_producer_option(producer: dict[str, str], key: str, value: str) -> None:
-    name = key.removeprefix("kafka.")
+def _add_producer_option(producer: dict[str, str], given: str, name: str, value: str) -> None:
     if name in _RESERVED:
         if name == "enable.idempotence" and value.lower() == "true":
             return
-        raise ConfigError(f"{key}: {_RESERVED[name]}")
-    if name in producer:
-        raise ConfigError(f"{key!r} and {name!r} set the same option: keep one")
+        raise ConfigError(f"{given}: {_RESERVED[name]}")
     try:
         # On its own, and beside what it needs, so that a wrong name is told from a wrong value.
         ProducerConfig.from_mapping({"bootstrap.servers": "localhost:9092", name: value})
     except ConfigError as error:
-        near = difflib.get_close_matches(key, _OWN, 1, 0.7)
         if "unknown option" in str(error):
+            near = difflib.get_close_matches(name, _OWN, 1, 0.7)
             if near:
                 raise ConfigError(
-                    f"unknown option {key!r}: did you mean {_OWN[near[0]]!r}?"
+                    f"unknown option {given!r}: did you mean {_OWN[near[0]]!r}?"
                 ) from None
             raise ConfigError(f"{error} (of the producer)") from None
     producer[name] = value

@@ -173,13 +173,17 @@ class _Run:
         is_done = True
         for number, process in enumerate(self._processes):
             picture = self._picture.stages[number]
-            if not process.alive:
-                self._start_again(process)
-                picture.state = "starting"
             stage = process.stage
             directory = self._settings.of(stage)
+            is_new = not process.alive
+            if is_new:
+                self._start_again(process)
+                picture.state = "starting"
             # The stages in their order: what an earlier one has still to write is seen.
             has = done(directory)
+            if is_new:
+                # What the one before has done does not tell that this one runs.
+                self._before[number] = (sum(has.values()), time.monotonic())
             committed, written = await asyncio.to_thread(self._ends, stage)
             is_done = is_done and settled(has, committed, written)
             picture.lag = sum(committed.values()) - sum(has.values())

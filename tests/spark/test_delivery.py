@@ -325,6 +325,8 @@ def test_a_replay_with_as_many_other_rows_in_each_partition_stops(broker: Broker
     assert grouped(broker, trust=0).write([placed(0, b"a", b"c")], Task(0, 0, "q")).skipped == 2
     with pytest.raises(SinkStopped, match="batch 0 was written with 2 rows"):
         grouped(broker, trust=1).write([placed(0, b"a", b"c")], Task(0, 0, "q"))
+    with pytest.raises(SinkStopped, match="brings 3 rows: it would lose some"):
+        grouped(broker, trust=0).write([placed(0, b"a", b"b", b"c")], Task(0, 0, "q"))
     assert broker.values() == [b"a", b"b"]
 
 
@@ -398,14 +400,24 @@ def test_a_group_without_a_marker_asks_what_the_driver_knows(broker: Broker) -> 
     """A batch is half written, and the query is told to go on with a later one."""
     keyed(broker, 4).prepare()
     keyed(broker, 4).write([with_keys(0, (b"k", b"1"))], Task(0, 0, "q"))
-    later = keyed(broker, 6, adopt=7)
+    later = keyed(broker, 6, adopt=1)
     later.prepare()
-    with pytest.raises(SinkStopped, match="this is batch 0, and batch 7 is the first one"):
+    with pytest.raises(SinkStopped, match="this is batch 0, and batch 1 is the first one"):
         later.write([with_keys(1, (b"l", b"2"))], Task(1, 0, "q"))
     # Nor does a task that comes too late write where others have gone on.
-    with pytest.raises(SinkStopped, match="one of 6 partitions in batch 7, and now to one of 4"):
+    with pytest.raises(SinkStopped, match="one of 6 partitions in batch 1, and now to one of 4"):
         keyed(broker, 4).write([with_keys(1, (b"l", b"2"))], Task(1, 0, "q"))
     assert broker.values() == [b"1"]
+
+
+def test_a_batch_that_cannot_come_yet_is_not_adopted(broker: Broker) -> None:
+    """It would be kept, and stand in the way of the batch that comes."""
+    keyed(broker, 4).prepare()
+    keyed(broker, 4).write([with_keys(0, (b"k", b"1"))], Task(0, 0, "q"))
+    with pytest.raises(SinkStopped, match=r"adopt=5: the last .* is 0.*Give adopt=1"):
+        keyed(broker, 6, adopt=5).prepare()
+    keyed(broker, 4).prepare()
+    keyed(broker, 6, adopt=1).prepare()
 
 
 def test_a_batch_that_is_half_written_is_not_adopted(broker: Broker) -> None:

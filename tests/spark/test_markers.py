@@ -15,6 +15,7 @@ from asyncproducer.spark.markers import (
     Seen,
     SinkStopped,
     Unit,
+    check_adopted,
     check_groups,
     check_sources,
     decide,
@@ -295,6 +296,32 @@ def test_a_replay_that_was_routed_otherwise_is_found_out() -> None:
     assert disagreement(unit, found, 100, 5) is None
     assert "written with 100 rows" in (disagreement(unit, found, 99, 5) or "")
     assert "other partitions" in (disagreement(unit, found, 100, 6) or "")
+
+
+def test_trust_is_for_as_many_rows_and_not_offered_for_others() -> None:
+    """An old checkpoint cuts batches otherwise: what is more in the replay would be left out."""
+    unit, found = group(7), left(7, rows=100, routing=5)
+    trusting = dataclasses.replace(unit, trust=7)
+    assert "trust=7" in (disagreement(unit, found, 100, 6) or "")
+    assert disagreement(trusting, found, 100, 6) is None
+    for asked in (unit, trusting):
+        for rows in (99, 101):
+            told = disagreement(asked, found, rows, 6) or ""
+            assert f"brings {rows} rows" in told
+            assert "the checkpoint is older" in told
+            assert "trust" not in told
+    job = dataclasses.replace(unit, streaming=False)
+    assert "another job had this job.id" in (disagreement(job, found, 101, 6) or "")
+
+
+@pytest.mark.parametrize("adopt", [0, 4, 5])
+def test_adopt_names_a_batch_that_may_come(adopt: int) -> None:
+    check_adopted(adopt, 4)
+
+
+def test_adopt_of_a_later_batch_is_refused_before_it_is_kept() -> None:
+    with pytest.raises(SinkStopped, match=r"adopt=6: the last .* is 4, .*Give adopt=5"):
+        check_adopted(6, 4)
 
 
 def test_every_group_needs_a_task() -> None:

@@ -70,7 +70,13 @@ def test_the_topic_has_the_markers_unless_another_one_is_named() -> None:
         ({**PLAIN, "sink_id": "x"}, "unknown option 'sink_id': did you mean 'sink.id'?"),
         ({**PLAIN, "kafka.lingr.ms": "1"}, "linger.ms"),
         ({**PLAIN, "kafka.linger.ms": "soon"}, "linger.ms"),
-        ({**PLAIN, "linger.ms": "1", "kafka.linger.ms": "2"}, "same option"),
+        (
+            {**PLAIN, "kafka.linger.ms": "1", "linger.ms": "2"},
+            "'kafka.linger.ms' and 'linger.ms' set the same option: keep one",
+        ),
+        ({**PLAIN, "LINGER_MS": "1", "linger.ms": "2"}, "'LINGER_MS' and 'linger.ms' set the same"),
+        ({**PLAIN, "kafka.topic": "x"}, "unknown option 'kafka.topic': did you mean 'topic'?"),
+        ({**PLAIN, "transactional_id": "x"}, "give sink.id"),
         ({**PLAIN, "kafka.transactional.id": "x"}, "give sink.id"),
         ({**PLAIN, "kafka.value.serializer": "x"}, "cast them"),
         ({**PLAIN, "kafka.enable.idempotence": "false"}, "always on"),
@@ -106,6 +112,22 @@ def test_the_topic_has_the_markers_unless_another_one_is_named() -> None:
 def test_what_is_refused_says_what_to_change(given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         options(given)
+
+
+def test_what_the_sink_does_not_allow_is_not_advised() -> None:
+    with pytest.raises(ConfigError, match=r"lower it$"):
+        options({**PLAIN, "kafka.max.in.flight.requests.per.connection": "6"})
+
+
+def test_names_as_errors_have_them_are_names_too() -> None:
+    given = {**PLAIN, "max_request_size": "500000", "kafka.buffer_memory": "4000000"}
+    assert options(given).config().max_request_size == 500_000
+    assert options(given).config().buffer_memory == 4_000_000
+
+
+def test_a_batch_job_adopts_itself() -> None:
+    with pytest.raises(ConfigError, match=r"adopt=8 is above job\.id=7.* give adopt=7"):
+        options({**GROUP, "job.id": "7", "adopt": "8"}, streaming=False)
 
 
 def test_a_batch_job_has_a_number() -> None:
