@@ -31,6 +31,7 @@ from asyncproducer.records import BatchResult, OffsetRange, Record, TopicPartiti
 
 if TYPE_CHECKING:
     from asyncproducer.core.bulk import Rows, Table
+    from asyncproducer.net.buffer_pool import BufferPool
     from asyncproducer.producer import Producer
 
 __all__ = ["Sending", "TableResult"]
@@ -44,6 +45,12 @@ _FIRST_CHUNK = 1
 
 #: How many records of an async iterable share their bookkeeping.
 _ROOM = 256
+
+#: Who had to wait for memory goes on when one in so many bytes of it is free, or after so many
+#: pauses.
+_SHARE = 8
+_PAUSES = 10
+_PAUSE_S = 0.005
 
 #: How many records may be refused at once before the loop may turn.
 _REFUSED_AT_ONCE = 500
@@ -259,9 +266,24 @@ class Sending:
                 row = intake.enter_rows(rows, row)
                 if row == rows.count:
                     break
+            pool = None if intake is None else self._producer._pool
+            waited = 0.0 if pool is None else pool.waited_seconds
             await self._take_one(topic, rows, row)
             row += 1
+            if pool is not None and pool.waited_seconds != waited:
+                await self._more_room(pool)
         rows.drop()
+
+    async def _more_room(self, pool: BufferPool) -> None:
+        """Memory was waited for, and comes back by the batch: wait for that of several.
+
+        What is buffered keeps the brokers busy much longer, and to be woken costs as much as
+        thousands of rows. Not while others wait as well: they would pass.
+        """
+        for _ in range(_PAUSES):
+            if pool.waiting or pool.available * _SHARE >= pool.total:
+                return
+            await asyncio.sleep(_PAUSE_S)
 
     async def _take_one(self, topic: str | None, rows: Rows, row: int) -> None:
         record = rows.record(row)

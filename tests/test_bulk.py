@@ -223,6 +223,72 @@ async def test_memory_is_given_in_turn_to_a_bulk_and_to_others(
     assert [v for v in order if v.startswith(b"single")] == [b"single %d" % n for n in range(20)]
 
 
+class Memory:
+    """Of a pool, what a bulk looks at: `free_at` says when so many of its 800 bytes are free."""
+
+    total = 800
+
+    def __init__(self, free_at: dict[int, int], waiting_at: float = 1e9) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._free_at = free_at
+        self._waiting_at = waiting_at
+
+    @property
+    def ms(self) -> float:
+        return (self._loop.time() - self._began) * 1000
+
+    @property
+    def available(self) -> int:
+        return max(free for at, free in self._free_at.items() if at <= self.ms + 0.001)
+
+    @property
+    def waiting(self) -> int:
+        return self.ms + 0.001 >= self._waiting_at
+
+
+@pytest.mark.parametrize(
+    ("free_at", "waiting_at", "ends_ms"),
+    [
+        ({0: 100}, 1e9, 0),
+        ({0: 99, 12: 100}, 1e9, 15),
+        ({0: 10}, 1e9, 50),  # the brokers are slow: what there is has to do
+        ({0: 10}, 0, 0),  # others wait as well
+        ({0: 10}, 8, 10),
+    ],
+)
+async def test_a_bulk_that_waited_for_memory_goes_on_when_there_is_some(
+    new_producer: New, free_at: dict[int, int], waiting_at: float, ends_ms: float
+) -> None:
+    """Not with that of each batch that comes back: an eighth."""
+    async with new_producer() as producer:
+        memory: Any = Memory(free_at, waiting_at)
+        await module.Sending(producer, by_record=False)._more_room(memory)
+        assert memory.ms == pytest.approx(ends_ms)
+
+
+@pytest.mark.parametrize("buffer_memory", [100_000, 10_000_000])
+async def test_only_a_bulk_that_waited_for_memory_pauses(
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    monkeypatch: pytest.MonkeyPatch,
+    buffer_memory: int,
+) -> None:
+    paused: list[int] = []
+    more_room = module.Sending._more_room
+
+    async def spy(self: Any, pool: Any) -> None:
+        paused.append(pool.available)
+        await more_room(self, pool)
+        assert pool.available * 8 >= pool.total
+
+    monkeypatch.setattr(module.Sending, "_more_room", spy)
+    async with new_producer(buffer_memory=buffer_memory, batch_size=2000) as producer:
+        result = await producer.send_many("t", [b"%01000d" % n for n in range(1000)])
+    assert result.acknowledged == 1000
+    assert bool(paused) == (buffer_memory < 1_000_000)
+
+
 async def test_a_bulk_overtakes_nobody_who_waits_for_memory(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
