@@ -255,7 +255,7 @@ MUTANTS = (
     ),
     Mutant(
         "a split shifts offsets",
-        "core.delivery:Delivery._resolve",
+        "core.delivery:Place._resolve",
         "self._index -= start",
         "pass",
         ("offset",),
