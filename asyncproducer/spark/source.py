@@ -7,6 +7,7 @@ of the same writer for a job, of another one for a streaming query.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +21,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from asyncproducer.errors import ConfigError
+from asyncproducer.errors import ConfigError, KafkaError
 from asyncproducer.spark.columns import SinkColumns
 from asyncproducer.spark.delivery import Sink, Task
 from asyncproducer.spark.kept import freeze
@@ -29,9 +30,15 @@ from asyncproducer.spark.options import Keying, SinkOptions
 from asyncproducer.spark.reports import TaskReport
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from pyspark.sql.types import StructType
 
-__all__ = ["DefaultSource", "register"]
+__all__ = ["DefaultSource", "RowsCutShort", "register"]
+
+
+class RowsCutShort(KafkaError):
+    """The rows of a task ended before their end."""
 
 
 class DefaultSource(DataSource):
@@ -94,7 +101,35 @@ def _write(sink: Sink, batches: Iterator[Any]) -> _Message:
                 "exactly-once delivery needs its streaming.sql.batchId and sql.streaming.queryId; "
                 "start the query by df.writeStream, or use delivery=at_least_once"
             )
-    return _Message(sink.write(batches, Task(context.partitionId(), int(batch), query)), query)
+    task = Task(context.partitionId(), int(batch), query)
+    if sink.options.keying is not Keying.NONE:
+        batches = _whole(batches)
+    return _Message(sink.write(batches, task), query)
+
+
+def _whole(batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches. Raises RowsCutShort where they end since something before the sink has failed.
+
+    Then Spark closes the stream, which Arrow takes for its end, and the task fails behind it: a
+    transaction with what has come until then would be committed by then. Behind rows that are
+    whole, Spark's worker protocol has more (SpecialLengths.END_OF_STREAM of pyspark.serializers,
+    which pyspark.worker.main reads after us).
+    """
+    stream: Any = None
+    frame: FrameType | None = sys._getframe()
+    while stream is None and frame is not None:
+        stream, frame = frame.f_locals.get("infile"), frame.f_back
+    yield from batches
+    if stream is None:
+        raise SinkStopped(
+            "Spark's Python worker is another one than this sink knows (pyspark.worker.main has "
+            "no infile): it cannot tell whether the rows of a task are whole"
+        )
+    if not stream.peek(1):
+        raise RowsCutShort(
+            "Spark ended the rows of this task early: what makes them has failed, see the error of "
+            "the task beside this one. Nothing of them is delivered where delivery is exactly once"
+        )
 
 
 class _Writer(DataSourceArrowWriter):

@@ -190,3 +190,47 @@ def test_the_union_of_two_parts_of_a_stream_stops_and_so_does_the_mended_query(p
         with pytest.raises(StreamingQueryException, match=r"several Spark partitions|have rows of"):
             pipe.run(query, **options)
         assert 0 < len(pipe.written()) < 1000
+
+
+@pytest.mark.parametrize("marker", ["group", "source"])
+def test_rows_that_end_early_are_no_unit(pipe: Pipe, tmp_path: Path, marker: str) -> None:
+    """What makes them fails behind some: Spark closes their stream, as if that were all."""
+    from pyspark.sql.functions import udf
+
+    from asyncproducer.spark import by_kafka_partition
+
+    flag = tmp_path / "fail"
+    flag.touch()
+    path = str(flag)
+
+    def failing(value: str) -> str:
+        import os
+
+        if value == "29999" and os.path.exists(path):
+            raise ValueError("the last row")
+        return value
+
+    made = udf(failing, "string")("value").alias("value")
+    rows = pipe.spark.range(0, 30_000, 1, 1).selectExpr("string(id) key", "string(id) value")
+    if marker == "group":
+        rows = by_kafka_partition(rows, tasks=1, partitions=3)
+        rows = rows.select("key", made, "partition")
+    else:
+        place = (f"'{pipe.source}' __topic", "0 __partition", "bigint(value) __offset")
+        rows = rows.selectExpr("key", "value", *place)
+        rows = rows.select("key", made, "__topic", "__partition", "__offset")
+    options = {
+        "kafka.bootstrap.servers": pipe.servers,
+        "topic": pipe.target,
+        "delivery": "exactly_once",
+        "sink.id": f"early-{pipe.target}",
+        "job.id": "1",
+    }
+    options |= {"tasks": "1"} if marker == "group" else {"marker": "source"}
+    job = rows.write.format("asyncproducer").mode("append").options(**options)
+    with pytest.raises(Exception, match="the last row"):
+        job.save()
+    assert pipe.written() == []
+    flag.unlink()
+    job.save()
+    assert pipe.written() == [*range(30_000)]
