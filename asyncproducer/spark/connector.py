@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["connector_jars"]
+__all__ = ["connector_jars", "connector_version"]
 
-#: Each one without its dependencies: pyspark brings the others. Seen to work with pyspark 4.2, 4.3.
+_CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+#: Its version, by what pyspark's begins with. That of 4.2 runs with 4.3, too, but not with 4.1
+#: (NoSuchMethodError), with which 4.1.0 fails as well (a NullPointerException for each batch).
+_VERSIONS = {"4.1.": "4.1.3"}
+_NEWEST = "4.2.0"
+
+#: What it needs beside. Each jar without its dependencies: pyspark brings the others.
 _COORDINATES = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:3.9.2",
     "org.apache.commons:commons-pool2:2.13.1",
@@ -16,16 +21,24 @@ _COORDINATES = (
 
 
 def connector_jars() -> list[Path]:
-    """Spark's Kafka connector, for `spark.jars`: downloaded once by jgo, which keeps it.
+    """Spark's Kafka connector for the pyspark that is here, for `spark.jars`.
 
-    Blocks for some seconds the first time. Elsewhere `spark.jars.packages` with the connector's
-    coordinate does the same. Raises ImportError without jgo (`asyncproducer[kafka]`).
+    Downloaded once by jgo, which keeps it: blocks for some seconds the first time. Elsewhere
+    `spark.jars.packages` with the connector's coordinate does the same. Raises ImportError without
+    pyspark or jgo (`asyncproducer[spark,kafka]`).
     """
+    import pyspark
     from jgo.maven import MavenContext
 
     context = MavenContext()
     jars = []
-    for coordinate in _COORDINATES:
+    connector = f"{_CONNECTOR}:{connector_version(pyspark.__version__)}"
+    for coordinate in (connector, *_COORDINATES):
         group, artifact, version = coordinate.split(":")
         jars.append(context.project(group, artifact).at_version(version).artifact().resolve())
     return jars
+
+
+def connector_version(pyspark: str) -> str:
+    """Of the connector that runs with such a pyspark."""
+    return next((v for begin, v in _VERSIONS.items() if pyspark.startswith(begin)), _NEWEST)

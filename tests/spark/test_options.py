@@ -11,6 +11,7 @@ import pytest
 
 from asyncproducer import ConfigError
 from asyncproducer.spark.columns import TASKS, SinkColumns
+from asyncproducer.spark.connector import connector_version
 from asyncproducer.spark.options import Keying, SinkOptions
 
 PLAIN = {"kafka.bootstrap.servers": "h:9092", "topic": "out"}
@@ -231,3 +232,11 @@ def test_the_sink_has_the_tasks_of_the_frame() -> None:
 def test_where_rows_were_read_may_stay_in_any_frame() -> None:
     assert SinkColumns.of(schema(value="string", **READ), options(PLAIN)).offset == "__offset"
     assert SinkColumns.of(schema(value="string", **READ), options(SOURCE)).offset == "__offset"
+
+
+# -- the connector, which is Spark's own
+
+
+def test_the_connector_is_one_that_runs_with_the_pyspark_that_is_here() -> None:
+    assert connector_version("4.1.4") == "4.1.3"
+    assert connector_version("4.2.1") == connector_version("4.3.0") == "4.2.0"
