@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from asyncproducer.bulk import TableResult
 from asyncproducer.errors import (
     ConfigError,
+    ErrorCode,
     KafkaError,
     MetadataTimeout,
     ProducerFenced,
@@ -409,15 +410,15 @@ class _Attempt:
             )
             is_idle = True
         except Exception as error:
-            fenced = here.run(_is_fenced(producer, error))
+            waits = here.run(_waits_for_another(producer, error, patience))
             if isinstance(error, SharedSource):
                 self._stop_source(error)
-            if not fenced or isinstance(error, SinkStopped) or not self._is_whole:
+            if not waits or isinstance(error, SinkStopped) or not self._is_whole:
                 raise
             for each in batches:
                 self.look(each)  # what the other attempt delivers is known from all of them
             try:
-                here.run(self._await_marker(time.monotonic() + patience, error))
+                here.run(self._await_marker(time.monotonic() + waits, error))
             except SharedSource as shared:
                 self._stop_source(shared)
                 raise
@@ -662,21 +663,31 @@ def _taken(batches: deque[Any]) -> Iterator[Any]:
         yield batches.popleft()
 
 
-async def _is_fenced(producer: Producer[Any, Any] | None, error: Exception) -> bool:
-    """Whether another attempt at the unit has begun, whatever the error that told."""
+async def _waits_for_another(
+    producer: Producer[Any, Any] | None, error: Exception, patience: float
+) -> float:
+    """For how many seconds another attempt at the unit may deliver it: 0 if none has begun."""
     if isinstance(error, ProducerFenced):
-        return True
+        return patience
     if producer is None:
-        return False
+        return 0.0
     try:
         # Produce does not tell it for sure, the coordinator does.
         async with timeout(_ABORT_S):
             await producer.abort_transaction()
     except ProducerFenced:
-        return True
+        return patience
     except (KafkaError, TimeoutError):
         pass
-    return False
+    # What it has aborted for another attempt, it takes for ours until that has got its epoch
+    # (KIP-890). Or the transaction has taken too long: then nobody delivers.
+    return min(_ABORT_S, patience) if _is_of_old_epoch(error) else 0.0
+
+
+def _is_of_old_epoch(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_of_old_epoch, error.exceptions))
+    return isinstance(error, KafkaError) and error.code == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
 async def _marker(producer: Producer[Any, Any], place: _Place) -> Marker | None:

@@ -612,6 +612,39 @@ def test_a_later_attempt_takes_over_and_the_earlier_one_sees_that_it_is_done(
     assert broker.values() == [b"a", b"b"]
 
 
+def test_the_end_of_another_attempt_is_seen_though_the_coordinator_takes_its_abort_for_ours(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the other one has got its epoch; only Produce tells of it then."""
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    sink, task = grouped(broker), Task(0, 0, "q")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield placed(0, b"a")
+        assert sink.write([placed(0, b"a"), placed(2, b"b")], task).rows == 2
+        broker.do(lambda cluster: cluster.inject("txn_offset_commit", no_answer=True))
+        broker.do(lambda cluster: cluster.inject("end_txn", error=0))
+        yield placed(2, b"b")
+
+    report = sink.write(batches(), task)
+    assert (report.rows, report.skipped) == (0, 2)
+    assert broker.values() == [b"a", b"b"]
+
+
+def test_an_old_epoch_without_another_attempt_fails_the_task(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction took too long, say."""
+    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
+    monkeypatch.setattr(delivery, "_ABORT_S", 0.1)
+    broker.do(lambda cluster: cluster.inject("produce", error="INVALID_PRODUCER_EPOCH"))
+    sink, task = grouped(broker), Task(0, 0, "q")
+    with pytest.raises(BatchDeliveryError, match="INVALID_PRODUCER_EPOCH"):
+        sink.write([placed(0, b"a")], task)
+    assert sink.write([placed(0, b"a")], task).rows == 1
+    assert broker.values() == [b"a"]
+
+
 def test_a_later_attempt_that_is_routed_otherwise_stops_the_earlier_one(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
