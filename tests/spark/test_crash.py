@@ -19,7 +19,7 @@ import pytest
 import asyncproducer
 from tests.spark.crash.__main__ import parse
 from tests.spark.crash.hook import sitecustomize as hook
-from tests.spark.crash.plan import DRIVER_STEPS, TASK_STEPS, TELLING, Kill, plan, steps
+from tests.spark.crash.plan import DRIVER_STEPS, MAKING, TASK_STEPS, TELLING, Kill, plan, steps
 from tests.spark.crash.query import Settings, batches, done
 from tests.spark.crash.run import perform_all, problems, table
 from tests.spark.crash.tickets import Claim, Tickets
@@ -40,6 +40,7 @@ def test_two_hundred_kills_hit_every_kind_at_every_step_several_times() -> None:
     for step in DRIVER_STEPS:
         assert counts["planner", step] >= 3
         assert counts["driver", step] >= 3
+    assert counts["worker", MAKING] >= 3
     assert counts["planner", TELLING] >= 3
     for victim in ("worker", "executor", "driver", "broker"):
         assert counts[victim, None] >= 3  # type: ignore[index]
@@ -53,7 +54,7 @@ def test_the_seed_decides_all_of_the_plan() -> None:
 
 def test_at_least_once_has_no_steps_of_transactions() -> None:
     found = {kill.step for kill in plan(100, 1, "at_least_once", ["source"])}
-    assert found == {"producing", "produced", "reporting", *DRIVER_STEPS, None}
+    assert found == {MAKING, "producing", "produced", "reporting", *DRIVER_STEPS, None}
 
 
 def test_the_step_of_the_query_itself_is_one_of_marker_source() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["DRIVER_STEPS", "TASK_STEPS", "TELLING", "Kill", "Victim", "plan", "steps"]
+__all__ = ["DRIVER_STEPS", "MAKING", "TASK_STEPS", "TELLING", "Kill", "Victim", "plan", "steps"]
 
 #: A Python worker of an executor, the JVM of an executor, the driver with its JVM, the Python
 #: process beside the driver in which `commit` runs, a broker.
@@ -24,6 +24,9 @@ TASK_STEPS = {
 }
 #: Before and after the sink's part in the commit of a batch.
 DRIVER_STEPS = ("committing", "committed")
+
+#: A function of the query, in a Python worker of its own, has made some of the rows of a task.
+MAKING = "making"
 
 #: In the first commit of a driver: what marker=source keeps of the query itself is sent, and its
 #: transaction open.
@@ -52,13 +55,15 @@ class Kill:
 def steps(delivery: str, keyings: Collection[str]) -> list[str]:
     """All that there are, in their order."""
     told = delivery == "exactly_once" and "source" in keyings
-    return [*TASK_STEPS[delivery], *DRIVER_STEPS[:1], *([TELLING] * told), *DRIVER_STEPS[1:]]
+    at_end = [*DRIVER_STEPS[:1], *([TELLING] * told), *DRIVER_STEPS[1:]]
+    return [MAKING, *TASK_STEPS[delivery], *at_end]
 
 
 def plan(count: int, seed: int, delivery: str, keyings: Collection[str]) -> list[Kill]:
     """So many kills: all kinds of them in each round, in another order each time."""
     chance = random.Random(seed)
     round_: list[tuple[Victim, str | None]] = [
+        ("worker", MAKING),
         *itertools.product(_AT_TASK_STEPS, TASK_STEPS[delivery]),
         *itertools.product(_AT_DRIVER_STEPS, DRIVER_STEPS),
         *((victim, None) for victim in _ANYWHERE),

@@ -12,12 +12,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
@@ -28,6 +29,11 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 #: Seconds without an end of the session; then the process ends all the same.
 _PATIENCE_S = 10.0
+
+#: Behind so many Arrow batches of a task comes a pause, in seconds, in which the sink's transaction
+#: begins; and behind so many one in which it has sent some of them.
+_FEW, _BEGUN_S = 2, 0.05
+_SOME, _SENT_S = 8, 0.3
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,8 @@ def _session(settings: Settings) -> SparkSession:
 
     class_path = os.pathsep.join(settings.jars)
     options = {
+        # So small that what a Python function makes goes on at once, not with the end of the task.
+        "spark.buffer.size": "1024",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraClassPath": class_path,
         "spark.driver.host": "127.0.0.1",
@@ -162,7 +170,21 @@ def _start(spark: SparkSession, settings: Settings, keying: str) -> StreamingQue
     return writer.start()
 
 
+def _made(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    """What was read, as it is: a function of the query, which dies behind some of its rows."""
+    # hook/sitecustomize.py, which Python imports in Spark's processes.
+    from sitecustomize import at  # type: ignore[import-not-found]
+
+    for number, batch in enumerate(batches):
+        if number == _FEW:
+            time.sleep(_BEGUN_S)
+        elif number == _SOME:
+            at("making", settle=_SENT_S)
+        yield batch
+
+
 def _rows(read: DataFrame, settings: Settings, keying: str) -> DataFrame:
+    read = read.mapInArrow(_made, read.schema)
     if keying == "source":
         places = ("topic as __topic", "partition as __partition", "offset as __offset")
         return read.selectExpr("key", "value", *places)
