@@ -370,10 +370,11 @@ def _check_first(unit: Unit, found: Marker, first: int) -> None:
         later = unit.streaming and found.query == unit.query and found.batch < unit.batch
         fits = not (later and found.routing) or first >= found.next_offset
     if not fits:
+        copied = "" if _is_replay(unit, found) else _COPIED
         raise SharedSource(
             f"{unit.name}: in batch {found.batch} the offsets {found.first_offset} to "
             f"{found.next_offset - 1} are written, and a task of batch {unit.batch} begins with "
-            f"{first}: {_why(unit)}"
+            f"{first}: {copied}{_why(unit)}"
         )
 
 
@@ -386,6 +387,7 @@ def _check_rows(unit: Unit, found: Marker, rows: int, routing: int) -> None:
         )
 
 
+_COPIED = "either an older copy of this checkpoint has gone further meanwhile, or "
 _SHARED = (
     "several Spark partitions have rows of this one Kafka partition. Read without minPartitions "
     "and maxRecordsPerPartition, and do not repartition or union before the sink (or use "
