@@ -393,6 +393,10 @@ async def test_only_bytes_can_be_written(pair: Pair) -> None:
 
 
 async def test_a_protocol_may_pause_and_close_in_its_own_callbacks(world: World) -> None:
+    transport = asyncio.selector_events._SelectorTransport  # type: ignore[attr-defined]
+    if isinstance(world, TcpWorld) and "is_reading" not in transport._add_reader.__code__.co_names:
+        pytest.skip("this Python reads what was paused in connection_made (3.11.2 does)")
+
     def make_server() -> Recorder:
         server = Recorder()
         server.on_made = lambda: server.transport.pause_reading()
