@@ -595,35 +595,24 @@ def test_fenced_before_anything_is_sent_all_rows_are_compared(
     assert (report.rows, report.skipped) == (0, 3)
 
 
+@pytest.mark.parametrize("told", [True, False])
 def test_a_later_attempt_takes_over_and_the_earlier_one_sees_that_it_is_done(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
-    """In one process two tasks run one after the other; here the second runs within the first."""
+    """In one process two tasks run one after the other; here the second runs within the first.
+
+    Where the first one is not `told`, the coordinator takes the abort that it has made for the
+    second for that of the first, until the second has got its epoch: only Produce tells then.
+    """
     monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
     sink, task = grouped(broker), Task(0, 0, "q")
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield placed(0, b"a")
         assert sink.write([placed(0, b"a"), placed(2, b"b")], task).rows == 2
-        yield placed(2, b"b")
-
-    report = sink.write(batches(), task)
-    assert (report.rows, report.skipped) == (0, 2)
-    assert broker.values() == [b"a", b"b"]
-
-
-def test_the_end_of_another_attempt_is_seen_though_the_coordinator_takes_its_abort_for_ours(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until the other one has got its epoch; only Produce tells of it then."""
-    monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
-    sink, task = grouped(broker), Task(0, 0, "q")
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        yield placed(0, b"a")
-        assert sink.write([placed(0, b"a"), placed(2, b"b")], task).rows == 2
-        broker.do(lambda cluster: cluster.inject("txn_offset_commit", no_answer=True))
-        broker.do(lambda cluster: cluster.inject("end_txn", error=0))
+        if not told:
+            broker.do(lambda cluster: cluster.inject("txn_offset_commit", no_answer=True))
+            broker.do(lambda cluster: cluster.inject("end_txn", error=0))
         yield placed(2, b"b")
 
     report = sink.write(batches(), task)
