@@ -162,7 +162,12 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         return _write(self._sink, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """All tasks are done."""
+        """All tasks are done. Raises ConfigError if they were not asked to write."""
+        if None in messages:
+            raise ConfigError(
+                "Spark commits what it has not given to this sink, nor to any that is written in "
+                "Python: trigger(continuous=...) does so. Use micro-batches (processingTime)"
+            )
         found = _ours(messages)
         query = found[0].query if found else ""
         self._sink.commit([each.report for each in found], batchId, query)

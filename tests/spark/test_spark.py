@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,24 @@ def test_at_least_once_a_replayed_batch_is_there_twice(
         for name in ("0", ".0.crc"):
             (checkpoint / "commits" / name).unlink(missing_ok=True)
     assert broker.values() == sorted(numbers(100) * 2)
+
+
+def test_a_continuous_trigger_commits_nothing(spark: Any, broker: Broker, tmp_path: Path) -> None:
+    """Spark gives a sink in Python no rows there: what is committed would be lost."""
+    df = spark.readStream.format("rate").option("numPartitions", 1).load()
+    options = {"kafka.bootstrap.servers": broker.servers, "topic": "out"}
+    writer = df.selectExpr("string(value) value").writeStream.format("asyncproducer")
+    writer = writer.options(checkpointLocation=str(tmp_path), **options)
+    query = writer.trigger(continuous="100 milliseconds").start()
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.glob("offsets/[0-9]*"))) < 4:
+            assert time.monotonic() < deadline
+            query.awaitTermination(0.1)
+    finally:
+        query.stop()
+    assert list(tmp_path.glob("commits/[0-9]*")) == []
+    assert broker.values() == []
 
 
 def test_a_sink_that_stops_says_why(spark: Any, broker: Broker, F: Any, tmp_path: Path) -> None:
