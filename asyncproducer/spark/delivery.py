@@ -396,8 +396,7 @@ class _Attempt:
         producer: Producer[Any, Any] | None = None
         is_idle = False
         try:
-            producer = self._own_producer(made, ahead)
-            found, decision = here.run(self._begin(producer))
+            producer, found, decision = self._begin(made, ahead)
             if found is not None and decision.action is Action.SKIP:
                 for each in batches:
                     self.look(each)
@@ -453,13 +452,12 @@ class _Attempt:
             seconds=time.monotonic() - began,
         )
 
-    def _own_producer(self, batches: Iterator[Any], ahead: deque[Any]) -> Producer[Any, Any]:
-        """One that has fenced all earlier attempts.
-
-        What Spark makes meanwhile goes to `ahead`.
-        """
+    def _begin(
+        self, batches: Iterator[Any], ahead: deque[Any]
+    ) -> tuple[Producer[Any, Any], Marker | None, Decision]:
+        """See `_begun`. What Spark makes meanwhile goes to `ahead`."""
         here = worker()
-        got = here.submit(here.transactional(self.sink.options, self.place.name))
+        got = here.submit(self._begun())
         size = 0
         try:
             while not got.done() and size < FEED_BYTES:
@@ -471,16 +469,24 @@ class _Attempt:
             return got.result()
         except BaseException:
             if not got.cancel() and got.exception() is None:
-                here.run(got.result().close(0))
+                here.run(got.result()[0].close(0))
             raise
 
-    async def _begin(self, producer: Producer[Any, Any]) -> tuple[Marker | None, Decision]:
-        """See what earlier attempts have done, which are fenced by now."""
-        unit, found = await gather(self.unit(producer), _marker(producer, self.place))
-        progress = None
-        if found is None:
-            progress = await _marker(producer, self.sink.place("driver"))
-        return found, decide(unit, found, progress)
+    async def _begun(self) -> tuple[Producer[Any, Any], Marker | None, Decision]:
+        """Fence all earlier attempts, see what they have done, and begin where that is less."""
+        producer = await worker().transactional(self.sink.options, self.place.name)
+        try:
+            unit, found = await gather(self.unit(producer), _marker(producer, self.place))
+            progress = None
+            if found is None:
+                progress = await _marker(producer, self.sink.place("driver"))
+            decision = decide(unit, found, progress)
+            if decision.action is Action.WRITE:
+                await producer.begin_transaction()
+            return producer, found, decision
+        except BaseException:
+            await producer.close(0)
+            raise
 
     def _transact(
         self,
@@ -491,7 +497,6 @@ class _Attempt:
         deadline: float,
     ) -> tuple[int, TableResult, int]:
         here = worker()
-        here.run(producer.begin_transaction())
         written = 0
 
         def look(batch: Any) -> Any:

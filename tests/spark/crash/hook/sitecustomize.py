@@ -57,7 +57,7 @@ def wrap(delivery: Any) -> None:
         delivery.Producer,
         delivery.Feed,
     )
-    begin, send, write, commit = Attempt._begin, Sink._send, Sink.write, Sink.commit
+    begun, send, write, commit = Attempt._begun, Sink._send, Sink.write, Sink.commit
     transactional = workers.Worker.transactional
     #: The driver may write what Spark has made no tasks for.
     in_commit = False
@@ -101,10 +101,10 @@ def wrap(delivery: Any) -> None:
         producer.at("fenced")
         return producer
 
-    async def crashing_begin(self: Any, producer: Any) -> Any:
-        found = await begin(self, producer)
-        producer.at("marker-read")
-        return found
+    async def crashing_begun(self: Any) -> Any:
+        result = await begun(self)
+        result[0].at("marker-read")
+        return result
 
     def crashing_send(self: Any, *arguments: Any) -> Any:
         result = send(self, *arguments)
@@ -132,7 +132,7 @@ def wrap(delivery: Any) -> None:
     delivery.Producer = workers.Producer = CrashingProducer
     delivery.Feed = CrashingFeed
     workers.Worker.transactional = crashing_transactional
-    Attempt._begin = crashing_begin
+    Attempt._begun = crashing_begun
     Sink._send, Sink.write, Sink.commit = crashing_send, crashing_write, crashing_commit
 
 
