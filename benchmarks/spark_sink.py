@@ -11,7 +11,8 @@ records that are read as committed).
 Spark talks to its Python workers by Unix domain sockets (--tcp: as it does by default).
 "built-in, tuned" is Spark's sink with linger.ms=20 and batch.size=1000000; "asyncproducer, tuned"
 this one where Spark does not ask for the size of each Arrow batch after each row, as the queries
-have it, too (docs/spark-clusters.md, Tuning); "noop" only makes the rows. Queries go from Kafka to
+have it, too (docs/spark-clusters.md, Tuning). They are not planned adaptively either, but for the
+one whose name says so; "noop" only makes the rows. Queries go from Kafka to
 Kafka: "at least once" with values alone, "same columns" and "exactly once" with where each row was
 read besides (marker=source), "groups" with a shuffle by partition, which marker=group needs and at
 least once is given to compare. "per core" is by a second of CPU of Spark, its Python workers
@@ -48,6 +49,8 @@ _TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1000000"}
 #: Spark ends an Arrow batch by rows, and by bytes, which it counts after each row below this.
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _BY_ROWS = str(2**31 - 1)
+#: Whether Spark plans what follows a shuffle when that is done.
+_ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
 _LARGE, _SMALL = 100_000, 1_000
 
 _QUERIES = [
@@ -55,6 +58,7 @@ _QUERIES = [
     "at least once, same columns",
     "exactly once",
     "exactly once, groups",
+    "exactly once, groups, adaptive",
     "at least once, groups",
     "built-in",
     "noop",
@@ -160,7 +164,8 @@ class Bench:
             .load()
         )
         options = self.options(topic)
-        exact, groups = sink.startswith("exactly once"), sink.endswith("groups")
+        exact, groups = sink.startswith("exactly once"), "groups" in sink
+        self.spark.conf.set(_ADAPTIVE, str(sink.endswith("adaptive")).lower())
         if sink in ("exactly once", "at least once, same columns"):
             places = ("topic as __topic", "partition as __partition", "offset as __offset")
             rows = rows.selectExpr("value", *places)
