@@ -867,6 +867,14 @@ class Accumulator:
                 self._close_tail(queue, now)
         self._rushing = False
 
+    def gather(self, node: int, is_new: Callable[[PartitionSequences], bool], now: float) -> None:
+        """The next request to `node` adds partitions to a transaction: what lingers for others that
+        are new to it goes along. They would have to wait for the answer, and be added by another.
+        """
+        for queue in list(self._lingering):
+            if queue.leader == node and queue.ready_at is None and is_new(queue.sequences):
+                self._close_tail(queue, now)
+
     def _tidy_timers(self) -> None:
         # A batch that fills before a long linger time is over leaves its entry behind.
         timers = self._timers

@@ -601,6 +601,14 @@ class TransactionManager:
         held, self._held = self._held, {}
         return held
 
+    def adds_at(self, node: int) -> bool:
+        """Whether the next request to that broker adds a partition."""
+        return any(partition.owner.leader == node for partition in self._joined)
+
+    def is_new(self, partition: PartitionSequences) -> bool:
+        """Whether it is not in the transaction yet."""
+        return partition not in self._partitions
+
     def sent(self, node: int, partitions: Iterable[PartitionSequences]) -> bool:
         """Batches of these are on their way to a broker. Returns whether it adds one of them.
 

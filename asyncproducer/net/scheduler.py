@@ -238,6 +238,8 @@ class Scheduler:
             if connection.in_flight and (until := accumulator.held_until(node, now)) >= 0:
                 self._held_until = min(self._held_until, until)
                 return
+            if self._transactions is not None:
+                self._transactions.gather(node, now)
             batches = accumulator.drain(node, self._max_request_size, now)
             if not batches:
                 return

@@ -194,6 +194,11 @@ class Transactions:
         self._accumulator.touch_partitions(self._manager.release(), now)
         self._scheduler.try_step(now)
 
+    def gather(self, node: int, now: float) -> None:
+        """Something is about to go to a broker. Before `sent`."""
+        if self._manager.adds_at(node):
+            self._accumulator.gather(node, self._manager.is_new, now)
+
     def sent(self, node: int, batches: Iterable[ProducerBatch]) -> bool:
         """These are about to go to a broker. Whether that adds partitions: `added` must follow."""
         return self._manager.sent(node, map(self._accumulator.sequences_of, batches))
