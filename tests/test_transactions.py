@@ -949,6 +949,28 @@ async def test_partitions_that_come_while_one_is_added_are_added_together(
     assert [sorted(each) for each in sent] == [[0], places]
 
 
+async def test_what_lingers_for_new_partitions_goes_with_the_request_that_adds_one(
+    cluster: EmbeddedCluster, new: New
+) -> None:
+    """Version 2: else it would be held until that is answered, and added by another one."""
+    cluster.create_topic("t6", partitions=6)
+    node = cluster.leader("t6", 0)
+    places = [n for n in range(6) if cluster.leader("t6", n) == node]
+    size = {"batch_size": 1000, "batch_max_bytes": 1000}
+    async with new(**size, linger_ms=50_000, adaptive_linger=False) as producer:
+        await producer.warm_up("t6")
+        async with producer.transaction() as tx:
+            for _ in range(2):
+                for n in places[1:]:
+                    await tx.enqueue("t6", b"small", partition=n)
+                await tx.enqueue("t6", bytes(460), partition=places[0])
+                await (await tx.enqueue("t6", bytes(461), partition=places[0]))  # it is full
+            # In the second round they are in the transaction, and go on lingering.
+            requests = cluster.received("produce", node=node)
+            sent = [sorted(each.partition for each in r.batches) for r in requests]
+            assert sent == [places, places[:1]]
+
+
 async def test_a_producer_takes_over_other_ids_one_after_the_other(
     cluster: EmbeddedCluster, new: New
 ) -> None:

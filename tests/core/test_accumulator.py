@@ -892,6 +892,21 @@ def test_when_memory_runs_out_nothing_lingers_any_more() -> None:
     assert rig.ready() == {1}
 
 
+def test_what_lingers_for_a_node_is_gathered_where_its_partition_is_new() -> None:
+    rig = Rig([1, 1, 1, 2], linger=50.0)
+    for partition in (1, 2, 3):
+        rig.append(partition=partition)
+    rig.fill(0)
+    known = rig.queue(2).sequences
+    rig.accumulator.gather(1, lambda sequences: sequences is not known, rig.now)
+    assert rig.ready() == {1}
+    assert sorted(partitions(rig.drain(1))) == [0, 1]
+    # The others linger as before.
+    assert rig.drain(1) == []
+    rig.now += 50.0
+    assert rig.ready() == {1, 2}
+
+
 def test_granted_memory_makes_a_batch() -> None:
     rig = Rig(memory=Pool(1000))
     assert rig.memory.try_reserve(1000)

@@ -1583,6 +1583,21 @@ def test_while_a_broker_adds_a_partition_no_other_one_joins_there() -> None:
     assert manager.sent(1, [third])
 
 
+def test_where_the_next_request_adds_a_partition() -> None:
+    world = World(True).begun()
+    manager = world.manager
+    first, second = partition(number=0), partition(number=1)
+    assert not manager.adds_at(1)
+    assert manager.is_new(first)
+    assert manager.sequences.may_drain(first, batch())
+    assert manager.adds_at(1)
+    assert not manager.adds_at(2)
+    assert not manager.is_new(first)
+    assert manager.is_new(second)
+    assert manager.sent(1, [first])
+    assert not manager.adds_at(1)
+
+
 def test_a_partition_joins_when_all_requests_that_add_one_are_answered() -> None:
     """Two may be under way, where one request had no room for all that had joined."""
     world = World(True).begun()
