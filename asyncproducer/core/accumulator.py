@@ -870,7 +870,11 @@ class Accumulator:
     def gather(self, node: int, is_new: Callable[[PartitionSequences], bool], now: float) -> None:
         """The next request to `node` adds partitions to a transaction: what lingers for others that
         are new to it goes along. They would have to wait for the answer, and be added by another.
+
+        Not where they are compressed: what is large leaves later than what is gathered, then.
         """
+        if self._codec is not None:
+            return
         for queue in list(self._lingering):
             if queue.leader == node and queue.ready_at is None and is_new(queue.sequences):
                 self._close_tail(queue, now)

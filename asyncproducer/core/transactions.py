@@ -602,8 +602,11 @@ class TransactionManager:
         return held
 
     def adds_at(self, node: int) -> bool:
-        """Whether the next request to that broker adds a partition."""
-        return any(partition.owner.leader == node for partition in self._joined)
+        """Whether the next request to that broker adds a partition, and no other one is under way
+        that does."""
+        return node not in self._adding and any(
+            partition.owner.leader == node for partition in self._joined
+        )
 
     def is_new(self, partition: PartitionSequences) -> bool:
         """Whether it is not in the transaction yet."""

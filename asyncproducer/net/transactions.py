@@ -170,6 +170,8 @@ class Transactions:
     async def take_over(self, transactional_id: str, deadline: float) -> None:
         """`initialize` again, between two transactions: as the producer of this id."""
         operation = self._manager.take_over(transactional_id)
+        # When it is done, no markers are left to be written.
+        self._pause = MarkerPause()
         self._go(self._loop.time())
         await self._wait(operation, deadline)
 

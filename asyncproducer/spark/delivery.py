@@ -468,13 +468,13 @@ class _Attempt:
                 size += batch.nbytes
             return got.result()
         except BaseException:
-            if not got.cancel() and got.exception() is None:
-                here.run(got.result()[0].close(0))
+            got.cancel()
+            here.run(self._leave())
             raise
 
     async def _begun(self) -> tuple[Producer[Any, Any], Marker | None, Decision]:
         """Fence all earlier attempts, see what they have done, and begin where that is less."""
-        producer = await worker().transactional(self.sink.options, self.place.name)
+        producer = self._own = await worker().transactional(self.sink.options, self.place.name)
         try:
             unit, found = await gather(self.unit(producer), _marker(producer, self.place))
             progress = None
@@ -487,6 +487,11 @@ class _Attempt:
         except BaseException:
             await producer.close(0)
             raise
+
+    async def _leave(self) -> None:
+        """Nobody takes what `_begun` returns, which may have come to its end already."""
+        if self._own is not None:
+            await self._own.close(0)
 
     def _transact(
         self,
@@ -534,6 +539,8 @@ class _Attempt:
                 raise error
             await sleep(_LOOK_S)
 
+    #: The producer that `_begun` has got.
+    _own: Producer[Any, Any] | None = None
     #: How many rows were looked at.
     rows = 0
     #: Where they were read, if that is the unit.

@@ -907,6 +907,14 @@ def test_what_lingers_for_a_node_is_gathered_where_its_partition_is_new() -> Non
     assert rig.ready() == {1, 2}
 
 
+def test_nothing_is_gathered_where_the_full_batch_is_compressed_first() -> None:
+    rig = Rig([1, 1], linger=50.0, codec=codec("gzip"))
+    rig.append(partition=1)
+    rig.accumulator.gather(1, lambda sequences: True, rig.now)
+    assert rig.ready() == set()
+    assert rig.queue(1).open is not None
+
+
 def test_granted_memory_makes_a_batch() -> None:
     rig = Rig(memory=Pool(1000))
     assert rig.memory.try_reserve(1000)

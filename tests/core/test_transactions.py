@@ -1594,8 +1594,12 @@ def test_where_the_next_request_adds_a_partition() -> None:
     assert not manager.adds_at(2)
     assert not manager.is_new(first)
     assert manager.is_new(second)
+    # The second may have no room in that request.
+    assert manager.sequences.may_drain(second, batch())
     assert manager.sent(1, [first])
     assert not manager.adds_at(1)
+    assert list(manager.added(1)) == []
+    assert manager.adds_at(1)
 
 
 def test_a_partition_joins_when_all_requests_that_add_one_are_answered() -> None:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -568,6 +569,38 @@ def test_rows_that_cannot_be_made_while_the_producer_begins(
     assert sink.write([placed(0, b"b")], Task(0, 0, "q")).rows == 1
     assert open_transactions(broker) == []
     assert broker.values() == [b"b"]
+
+
+def test_a_producer_that_has_begun_before_the_rows_fail_is_closed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its future does not know it yet, which then can still be cancelled."""
+    monkeypatch.setattr(delivery, "FEED_BYTES", 10_000)
+    here = worker()
+    submit, transactional = here.submit, here.transactional
+    begun: list[Producer[Any, Any]] = []
+
+    async def known(options: SinkOptions, name: str) -> Producer[Any, Any]:
+        begun.append(await transactional(options, name))
+        return begun[-1]
+
+    def untold(work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        future = submit(work)
+        if "._begun " not in repr(work):
+            return future
+        future.result()
+        return Future()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield placed(0, b"a")
+        raise OSError("killed")
+
+    monkeypatch.setattr(here, "transactional", known)
+    monkeypatch.setattr(here, "submit", untold)
+    with pytest.raises(OSError, match="killed"):
+        grouped(broker).write(batches(), Task(0, 0, "q"))
+    (own,) = begun
+    assert own.health.state == "closed"
 
 
 def test_fenced_before_anything_is_sent_all_rows_are_compared(
