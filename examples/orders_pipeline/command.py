@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--cores", type=_positive, default=2, help="Spark's threads of each stage")
     add("--seed", type=_number, default=1, help="of the orders, and of what is killed when")
-    add("--timeout", type=_positive, default=900, metavar="SECONDS", help="for all of it")
+    add("--timeout", type=_positive, default=1800, metavar="SECONDS", help="for all of it")
     add("--output", type=Path, help="a new directory; default: orders-pipeline-TIME")
     return parser
 
