@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from asyncproducer.errors import ConfigError, KafkaError
+from asyncproducer.spark.checkpoint import runs_without_batches
 from asyncproducer.spark.columns import SinkColumns
 from asyncproducer.spark.delivery import Sink, Task
 from asyncproducer.spark.kept import freeze
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = ["DefaultSource", "RowsCutShort", "register"]
+
+
+_CONTINUOUS = (
+    "with trigger(continuous=...) Spark commits what it has not given to this sink, nor to any "
+    "that is written in Python. Use micro-batches (processingTime)"
+)
 
 
 class RowsCutShort(KafkaError):
@@ -63,6 +70,8 @@ class DefaultSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Of a micro-batch. Raises ConfigError; as `Sink.prepare`."""
+        if runs_without_batches(self.options.get("checkpointlocation", "")):
+            raise ConfigError(_CONTINUOUS)
         # outputMode("complete") brings all rows again in each batch; Spark's sink sends them, too.
         return _StreamWriter(_sink(self.options, schema, streaming=True))
 
@@ -164,10 +173,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks are done. Raises ConfigError if they were not asked to write."""
         if None in messages:
-            raise ConfigError(
-                "Spark commits what it has not given to this sink, nor to any that is written in "
-                "Python: trigger(continuous=...) does so. Use micro-batches (processingTime)"
-            )
+            raise ConfigError(_CONTINUOUS)
         found = _ours(messages)
         query = found[0].query if found else ""
         self._sink.commit([each.report for each in found], batchId, query)

@@ -350,21 +350,50 @@ def test_at_least_once_a_replayed_batch_is_there_twice(
     assert broker.values() == sorted(numbers(100) * 2)
 
 
-def test_a_continuous_trigger_commits_nothing(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """Spark gives a sink in Python no rows there: what is committed would be lost."""
+def rates(spark: Any, broker: Broker) -> Any:
     df = spark.readStream.format("rate").option("numPartitions", 1).load()
     options = {"kafka.bootstrap.servers": broker.servers, "topic": "out"}
     writer = df.selectExpr("string(value) value").writeStream.format("asyncproducer")
-    writer = writer.options(checkpointLocation=str(tmp_path), **options)
-    query = writer.trigger(continuous="100 milliseconds").start()
+    return writer.options(**options)
+
+
+def test_a_continuous_trigger_is_refused(spark: Any, broker: Broker, tmp_path: Path) -> None:
+    """Spark gives a sink in Python no rows there."""
+    from pyspark.errors import StreamingQueryException
+
+    writer = rates(spark, broker).option("checkpointLocation", str(tmp_path))
+    with pytest.raises(StreamingQueryException, match=r"Use micro-batches"):
+        writer.trigger(continuous="100 milliseconds").start().awaitTermination(60)
+    # What it has left is no obstacle.
+    query = writer.trigger(processingTime="100 milliseconds").start()
     try:
         deadline = time.monotonic() + 60
-        while len(list(tmp_path.glob("offsets/[0-9]*"))) < 4:
+        while not broker.values():
             assert time.monotonic() < deadline
             query.awaitTermination(0.1)
     finally:
         query.stop()
-    assert list(tmp_path.glob("commits/[0-9]*")) == []
+
+
+def test_a_continuous_trigger_that_the_sink_cannot_see_commits_nothing(
+    spark: Any, broker: Broker, tmp_path: Path
+) -> None:
+    """It is not told of a checkpoint that the session names. What is committed would be lost."""
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
+    try:
+        writer = rates(spark, broker).queryName("seen")
+        query = writer.trigger(continuous="100 milliseconds").start()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    checkpoint = tmp_path / "seen"
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(checkpoint.glob("offsets/[0-9]*"))) < 4:
+            assert time.monotonic() < deadline
+            query.awaitTermination(0.1)
+    finally:
+        query.stop()
+    assert list(checkpoint.glob("commits/[0-9]*")) == []
     assert broker.values() == []
 
 
