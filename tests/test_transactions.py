@@ -926,13 +926,18 @@ async def test_partitions_are_added_once_and_together(cluster: EmbeddedCluster, 
     assert len(added) == len(set(added)) == 4
 
 
+def led_together(cluster: EmbeddedCluster) -> tuple[int, list[int]]:
+    """A broker, and which partitions of a new topic "t6" it leads, the first among them."""
+    cluster.create_topic("t6", partitions=6)
+    node = cluster.leader("t6", 0)
+    return node, [n for n in range(6) if cluster.leader("t6", n) == node]
+
+
 async def test_partitions_that_come_while_one_is_added_are_added_together(
     cluster: EmbeddedCluster, new: New
 ) -> None:
     """Version 2: the broker asks the coordinator, and reads nothing else meanwhile."""
-    cluster.create_topic("t6", partitions=6)
-    node = cluster.leader("t6", 0)
-    places = [n for n in range(6) if cluster.leader("t6", n) == node]
+    node, places = led_together(cluster)
     async with new() as producer:
         await producer.warm_up("t6")
         async with producer.transaction() as tx:
@@ -953,9 +958,7 @@ async def test_what_lingers_for_new_partitions_goes_with_the_request_that_adds_o
     cluster: EmbeddedCluster, new: New
 ) -> None:
     """Version 2: else it would be held until that is answered, and added by another one."""
-    cluster.create_topic("t6", partitions=6)
-    node = cluster.leader("t6", 0)
-    places = [n for n in range(6) if cluster.leader("t6", n) == node]
+    node, places = led_together(cluster)
     size = {"batch_size": 1000, "batch_max_bytes": 1000}
     async with new(**size, linger_ms=50_000, adaptive_linger=False) as producer:
         await producer.warm_up("t6")
