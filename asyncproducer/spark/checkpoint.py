@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -31,4 +32,5 @@ def _last(log: Path) -> int:
     """The number of the last batch there; -1 for none."""
     if not log.is_dir():
         return -1
-    return max((int(each.name) for each in log.iterdir() if each.name.isdigit()), default=-1)
+    # (Twice a batch. With 200 batches kept, a Path for each name made it 0.8 instead of 0.3 ms.)
+    return max((int(name) for name in os.listdir(log) if name.isdigit()), default=-1)
