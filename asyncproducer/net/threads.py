@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import anyio
 import anyio.to_thread
 
-__all__ = ["Workers"]
+__all__ = ["Workers", "jobs_elsewhere"]
 
 T = TypeVar("T")
 
@@ -125,6 +125,16 @@ class Workers:
     def _refuse(self, futures: list[asyncio.Future[Any]], error: BaseException) -> None:
         for future in futures:
             self._tell_one(future, None, error)
+
+
+def jobs_elsewhere() -> Callable[[], int]:
+    """For the running loop: how many jobs of anyio's own threads have not ended.
+
+    They are those that others give to anyio without a limiter, as FastAPI and Starlette do
+    with a plain `def`. Called in a task: anyio finds its loop by it.
+    """
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    return lambda: limiter.borrowed_tokens
 
 
 def _cores() -> int:

@@ -13,8 +13,8 @@ When does time move? The loop asks its selector to wait for `timeout` seconds, a
 that happens only when no callback is ready. At this one place we decide:
 
 1. Bytes that have already arrived on a socket come first, always.
-2. While a job runs in an executor (`asyncio.to_thread`, `loop.getaddrinfo`, ...) we
-   wait for it really, and time stands still: a job that the test awaits takes no
+2. While a job runs in an executor (`asyncio.to_thread`, `loop.getaddrinfo`, ...) or in
+   one of anyio's threads (a `def` of FastAPI) we wait for it really, and time stands still: a job that the test awaits takes no
    virtual time. But the job may itself wait for a timer of this loop (a thread that
    uses a producer through its portal), so time may not stand still for ever: it
    jumps once the distance to the next timer, and at least EXECUTOR_PATIENCE, has
@@ -49,6 +49,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from typing import Any, TypeVar
+
+from ..net.threads import jobs_elsewhere
 
 __all__ = ["DeadlockError", "VirtualTimeLoop", "run"]
 
@@ -99,6 +101,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._limit = limit
         self._jumps = 0
         self._outside_jobs = 0
+        self._jobs_elsewhere: Callable[[], int] | None = None
         self._set_time(start)
         selector = _Selector()
         super().__init__(selector)
@@ -119,7 +122,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def outside_work(self) -> Iterator[None]:
         """While this is open, the loop waits really, as it does for a job in an executor.
 
-        For threads and processes that the loop cannot see.
+        For threads and processes that the loop cannot see: it sees the jobs of its executors,
+        and of anyio's threads those that run with anyio's default limiter.
         """
         self._outside_jobs += 1
         try:
@@ -154,6 +158,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             f" running={self.is_running()} closed={self.is_closed()} debug={self.get_debug()}>"
         )
 
+    async def _learn_of_jobs(self) -> None:
+        self._jobs_elsewhere = jobs_elsewhere()
+
     def _job_done(self, _: object) -> None:
         self._outside_jobs -= 1
 
@@ -177,7 +184,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if events or (timeout is not None and timeout <= 0):
             return events
         when = self._next_timer()
-        if self._outside_jobs:
+        busy = self._outside_jobs
+        if not busy and threading.active_count() > 1:
+            if self._jobs_elsewhere is None:
+                self.create_task(self._learn_of_jobs())
+                return events  # and it runs before we are asked again
+            busy = self._jobs_elsewhere()
+        if busy:
             patience = None if when is None else max(when - self._now, EXECUTOR_PATIENCE)
         elif len(self._virtual_selector.get_map()) > 1:  # one is the loop's own self-pipe
             patience = None if when is None else SOCKET_PATIENCE

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from asyncproducer.testing import clock
@@ -243,6 +244,20 @@ def test_a_job_in_an_executor_takes_no_virtual_time() -> None:
         assert await asyncio.to_thread(waiting.wait, REAL_SECONDS)
         at = now()
         await task
+        return at, now()
+
+    assert run_watched(main(), lambda _: waiting.set()) == (0.0, 1000.0)
+
+
+def test_a_job_in_a_thread_of_anyio_takes_no_virtual_time() -> None:
+    """FastAPI runs a plain `def` there, and no executor knows of it."""
+    waiting = threading.Event()
+
+    async def main() -> tuple[float, float]:
+        task = asyncio.create_task(asyncio.sleep(1000.0))
+        assert await anyio.to_thread.run_sync(waiting.wait, REAL_SECONDS)
+        at = now()
+        await task  # the thread is still there, but idle
         return at, now()
 
     assert run_watched(main(), lambda _: waiting.set()) == (0.0, 1000.0)
