@@ -70,8 +70,13 @@ class DefaultSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Of a micro-batch. Raises ConfigError; as `Sink.prepare`."""
-        if runs_without_batches(self.options.get("checkpointlocation", "")):
-            raise ConfigError(_CONTINUOUS)
+        checkpoint = self.options.get("checkpointlocation", "")
+        if runs_without_batches(checkpoint):
+            raise ConfigError(
+                f"{_CONTINUOUS}. (By the checkpoint {checkpoint} on this machine no micro-batch has "
+                "begun. If the query's is on another file system, name it with its scheme, as in "
+                "hdfs:///...)"
+            )
         # outputMode("complete") brings all rows again in each batch; Spark's sink sends them, too.
         return _StreamWriter(_sink(self.options, schema, streaming=True))
 
