@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from asyncio import gather, sleep, timeout
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from asyncio import Task as LoopTask
+from asyncio import create_task, gather, sleep, timeout
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -55,7 +62,7 @@ from asyncproducer.spark.rows import (
     several_sources,
     source_of,
 )
-from asyncproducer.spark.worker import FEED_BYTES, Feed, worker
+from asyncproducer.spark.worker import Feed, worker
 
 __all__ = ["Sink", "Task"]
 
@@ -111,21 +118,24 @@ class Sink:
         return self._write_once(filled, task)
 
     def _write_plainly(self, batches: Iterator[Any], task: Task) -> TaskReport:
-        began = time.monotonic()
-        here = worker()
-        try:
-            producer = here.run(here.producer(self.options))
-            before = producer.metrics()
-            result, size = self._send(producer, batches)
-        except BaseException:
-            here.run(here.forget(self.options))
-            raise
-        return _report(task, producer, before, began, result, size)
+        async def deliver(feed: Feed) -> TaskReport:
+            began = time.monotonic()
+            here = worker()
+            try:
+                producer = await here.producer(self.options)
+                before = producer.metrics()
+                result, size = await self._send(producer, feed)
+            except BaseException:
+                await here.forget(self.options)
+                raise
+            return _report(task, producer, before, began, result, size)
 
-    def _send(
+        return worker().feed(batches, deliver)
+
+    async def _send(
         self,
         producer: Producer[Any, Any],
-        batches: Iterator[Any],
+        batches: Feed,
         look: Callable[[Any], Any] = lambda batch: batch,
         at_end: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> tuple[TableResult, int]:
@@ -133,50 +143,38 @@ class Sink:
 
         When there is no further batch, what `at_end` returns begins, and is waited for as well.
         """
-        here = worker()
-        feed = Feed(here.loop)
         size = 0
+        ended: LoopTask[None] | None = None
 
         async def rows() -> AsyncIterator[Any]:
-            async for batch in feed:
+            nonlocal size, ended
+            async for each in batches:
+                batch = look(each)
+                size += payload_bytes(batch, self.columns)
                 yield batch
+            if at_end is not None:
+                ended = create_task(at_end())
             # Nothing follows for which a batch could linger. Its error is that of the rows.
             with suppress(KafkaError):
                 await producer.flush()
 
-        async def sending() -> TableResult:
-            try:
-                return await producer.send_table(
-                    self.options.topic,
-                    rows(),
-                    **self.columns.of_table(),  # type: ignore[arg-type]
-                )
-            finally:
-                feed.leave()
-
-        sent = here.submit(sending())
-        ended: Future[None] | None = None
         try:
-            for each in batches:
-                batch = look(each)
-                size += payload_bytes(batch, self.columns)
-                if not feed.put(batch):
-                    break  # its error is in `sent`
-            else:
-                if at_end is not None:
-                    ended = here.submit(at_end())
-            feed.end()
-            result = sent.result()
+            result = await producer.send_table(
+                self.options.topic,
+                rows(),
+                **self.columns.of_table(),  # type: ignore[arg-type]
+            )
             if ended is not None:
-                ended.result()
-            return result, size
+                await ended
         except BaseException:
-            sent.cancel()
             if ended is not None:
                 ended.cancel()
+                await gather(ended, return_exceptions=True)
             raise
+        return result, size
 
     def _write_once(self, batches: Iterator[Any], task: Task) -> TaskReport:
+        # Nobody else is fenced for rows that cannot be made.
         first = next(batches, None)
         batches = chain([] if first is None else [first], batches)
         if self.options.keying is Keying.GROUP:
@@ -301,22 +299,20 @@ class Sink:
         except SharedSource as error:
             for source, tasks in Counter(source for source, _ in named).items():
                 if tasks > 1:
-                    self.stop(source, marker, error)
+                    worker().run(self.stop(source, marker, error))
             raise
 
-    def stop(self, source: str, marker: Marker, error: SharedSource) -> None:
+    async def stop(self, source: str, marker: Marker, error: SharedSource) -> None:
         """Nobody goes on at this source: with a new checkpoint, rows would be left out."""
         topic, _, partition = source.rpartition("-")
+        place = self.place(f"{topic}/{partition}")
         try:
-            worker().run(self._stop(self.place(f"{topic}/{partition}"), marker))
+            await self._revise(place, lambda found: replace(found or marker, stopped=True))
         except KafkaError as failed:
             error.add_note(
                 f"This could not be kept under sink.id ({failed}): a query with a new checkpoint "
                 "and this sink.id would not stop, and leave rows out"
             )
-
-    async def _stop(self, place: _Place, marker: Marker) -> None:
-        await self._revise(place, lambda found: replace(found or marker, stopped=True))
 
     async def _revise(self, place: _Place, revised: Callable[[Marker | None], Marker]) -> None:
         """Put another marker in the place of the one that is there, if there is one."""
@@ -385,64 +381,58 @@ class _Attempt:
         self.batch = task.batch if sink.options.streaming else sink.options.job_id or 0
 
     def deliver(self, batches: Iterator[Any]) -> TaskReport:
-        """One transaction, or none if the unit is delivered already."""
+        """One transaction, or none if the unit is delivered already. Blocks until that is so."""
+        return worker().feed(batches, self._deliver)
+
+    async def _deliver(self, batches: Feed) -> TaskReport:
         began = time.monotonic()
         here = worker()
         options = self.sink.options
         patience = options.config().transaction_timeout_ms / 1000
-        ahead: deque[Any] = deque()
-        made = self._watch(batches)
-        batches = chain(_taken(ahead), made)
         producer: Producer[Any, Any] | None = None
-        is_idle = False
+        has_begun = is_idle = False
         try:
-            producer, found, decision = self._begin(made, ahead)
+            producer = await here.transactional(options, self.place.name)
+            found, decision = await self._begin(producer)
             if found is not None and decision.action is Action.SKIP:
-                for each in batches:
-                    self.look(each)
+                await self._look_at_all(batches)
                 self.is_done(found)
                 is_idle = True
                 return self._skipped(began)
+            has_begun = True
             before = producer.metrics()
-            rows, result, size = self._transact(
-                producer, found, decision, batches, began + patience
+            rows, result, size = await self._transact(
+                producer, found, decision.start, batches, patience
             )
             is_idle = True
         except Exception as error:
-            waits = here.run(_waits_for_another(producer, error, patience))
+            waits = await _waits_for_another(producer if has_begun else None, error, patience)
             if isinstance(error, SharedSource):
-                self._stop_source(error)
-            if not waits or isinstance(error, SinkStopped) or not self._is_whole:
+                await self._stop_source(error)
+            if not waits or isinstance(error, SinkStopped):
                 raise
-            for each in batches:
-                self.look(each)  # what the other attempt delivers is known from all of them
+            # What the other attempt delivers is known from all of them.
+            await self._look_at_all(batches)
             try:
-                here.run(self._await_marker(time.monotonic() + waits, error))
+                await self._await_marker(time.monotonic() + waits, error)
             except SharedSource as shared:
-                self._stop_source(shared)
+                await self._stop_source(shared)
                 raise
             return self._skipped(began)
         finally:
             if producer is not None:
                 # With a transaction that has no end nobody begins the next one.
-                ends = here.keep(options, producer) if is_idle else producer.close(_ABORT_S)
-                here.run(ends)
+                await (here.keep(options, producer) if is_idle else producer.close(_ABORT_S))
         report = _report(self.task, producer, before, began, result, size)
         return replace(report, source=self.source, skipped=self.rows - rows)
 
-    def _stop_source(self, error: SharedSource) -> None:
+    async def _stop_source(self, error: SharedSource) -> None:
         marker = Marker(self.batch, self.task.query, self.task.partition)
-        self.sink.stop(self.source, marker, error)
+        await self.sink.stop(self.source, marker, error)
 
-    #: Whether no error has ended the rows too early.
-    _is_whole = True
-
-    def _watch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        try:
-            yield from batches
-        except BaseException:
-            self._is_whole = False
-            raise
+    async def _look_at_all(self, batches: Feed) -> None:
+        async for each in batches:
+            self.look(each)
 
     def _skipped(self, began: float) -> TaskReport:
         return TaskReport(
@@ -452,61 +442,30 @@ class _Attempt:
             seconds=time.monotonic() - began,
         )
 
-    def _begin(
-        self, batches: Iterator[Any], ahead: deque[Any]
-    ) -> tuple[Producer[Any, Any], Marker | None, Decision]:
-        """See `_begun`. What Spark makes meanwhile goes to `ahead`."""
-        here = worker()
-        got = here.submit(self._begun())
-        size = 0
-        try:
-            while not got.done() and size < FEED_BYTES:
-                batch = next(batches, None)
-                if batch is None:
-                    break
-                ahead.append(batch)
-                size += batch.nbytes
-            return got.result()
-        except BaseException:
-            got.cancel()
-            here.run(self._leave())
-            raise
+    async def _begin(self, producer: Producer[Any, Any]) -> tuple[Marker | None, Decision]:
+        """All earlier attempts are fenced: see what they have done, and begin if that is less."""
+        unit, found = await gather(self.unit(producer), _marker(producer, self.place))
+        progress = None
+        if found is None:
+            progress = await _marker(producer, self.sink.place("driver"))
+        decision = decide(unit, found, progress)
+        if decision.action is Action.WRITE:
+            await producer.begin_transaction()
+        return found, decision
 
-    async def _begun(self) -> tuple[Producer[Any, Any], Marker | None, Decision]:
-        """Fence all earlier attempts, see what they have done, and begin where that is less."""
-        producer = self._own = await worker().transactional(self.sink.options, self.place.name)
-        try:
-            unit, found = await gather(self.unit(producer), _marker(producer, self.place))
-            progress = None
-            if found is None:
-                progress = await _marker(producer, self.sink.place("driver"))
-            decision = decide(unit, found, progress)
-            if decision.action is Action.WRITE:
-                await producer.begin_transaction()
-            return producer, found, decision
-        except BaseException:
-            await producer.close(0)
-            raise
-
-    async def _leave(self) -> None:
-        """Nobody takes what `_begun` returns, which may have come to its end already."""
-        if self._own is not None:
-            await self._own.close(0)
-
-    def _transact(
+    async def _transact(
         self,
         producer: Producer[Any, Any],
         found: Marker | None,
-        decision: Decision,
-        batches: Iterator[Any],
-        deadline: float,
+        start: int,
+        batches: Feed,
+        patience: float,
     ) -> tuple[int, TableResult, int]:
-        here = worker()
         written = 0
 
         def look(batch: Any) -> Any:
             nonlocal written
-            kept = self.look(batch, decision.start)
+            kept = self.look(batch, start)
             written += kept.num_rows
             return kept
 
@@ -515,8 +474,8 @@ class _Attempt:
             packed = self.marker(found).packed()
             return producer.send_offsets({self.place.partition: packed}, self.place.name)
 
-        result, size = self.sink._send(producer, batches, look, mark)
-        here.run(self._commit(producer, deadline))
+        result, size = await self.sink._send(producer, batches, look, mark)
+        await self._commit(producer, time.monotonic() + patience)
         return written, result, size
 
     async def _commit(self, producer: Producer[Any, Any], deadline: float) -> None:
@@ -539,8 +498,6 @@ class _Attempt:
                 raise error
             await sleep(_LOOK_S)
 
-    #: The producer that `_begun` has got.
-    _own: Producer[Any, Any] | None = None
     #: How many rows were looked at.
     rows = 0
     #: Where they were read, if that is the unit.
@@ -668,11 +625,6 @@ class _SourceAttempt(_Attempt):
 
     def is_done(self, found: Marker) -> bool:
         return is_delivered(self._unit, found, self._offsets.seen)
-
-
-def _taken(batches: deque[Any]) -> Iterator[Any]:
-    while batches:
-        yield batches.popleft()
 
 
 async def _waits_for_another(

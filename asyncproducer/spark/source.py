@@ -73,9 +73,9 @@ class DefaultSource(DataSource):
         checkpoint = self.options.get("checkpointlocation", "")
         if runs_without_batches(checkpoint):
             raise ConfigError(
-                f"{_CONTINUOUS}. (By the checkpoint {checkpoint} on this machine no micro-batch has "
-                "begun. If the query's is on another file system, name it with its scheme, as in "
-                "hdfs:///...)"
+                f"{_CONTINUOUS}. (By the checkpoint {checkpoint} on this machine no micro-batch "
+                "has begun. If the query's is on another file system, name it with its scheme, as "
+                "in hdfs:///...)"
             )
         # outputMode("complete") brings all rows again in each batch; Spark's sink sends them, too.
         return _StreamWriter(_sink(self.options, schema, streaming=True))

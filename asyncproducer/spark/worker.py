@@ -11,8 +11,8 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import Future, wait
 from typing import Any, TypeAlias, TypeVar
 
 from asyncproducer.errors import KafkaError
@@ -60,6 +60,45 @@ class Worker:
             return future.result()
         except BaseException:
             future.cancel()
+            raise
+
+    def feed(self, batches: Iterable[Any], work: Callable[[Feed], Coroutine[Any, Any, T]]) -> T:
+        """Do on the loop what takes `batches`, which are made here meanwhile. Blocks until its end.
+
+        An error that ends them is raised, and so is an interruption: when `work`, which is
+        cancelled then, has come to its end.
+        """
+        feed = Feed(self._loop, FEED_BYTES)
+        done: Future[T] = Future()
+        task: asyncio.Task[T]
+
+        def begin() -> None:
+            nonlocal task
+            task = self._loop.create_task(work(feed))
+            task.add_done_callback(end)
+
+        def end(task: asyncio.Task[T]) -> None:
+            feed.leave()
+            if task.cancelled():
+                done.cancel()
+                done.set_running_or_notify_cancel()  # else nobody who waits is told
+            elif error := task.exception():
+                done.set_exception(error)
+            else:
+                done.set_result(task.result())
+
+        self._loop.call_soon_threadsafe(begin)
+        try:
+            for batch in batches:
+                if not feed.put(batch):
+                    break
+            feed.end()
+            return done.result()
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(lambda: task.cancel())
+            wait([done])
+            if not done.cancelled() and (other := done.exception()) not in (None, error):
+                error.add_note(f"Before that, the delivery had failed: {other!r}")
             raise
 
     async def producer(self, options: SinkOptions) -> Producer[Any, Any]:
@@ -143,26 +182,23 @@ class Feed:
         self._bytes = 0
         self._ended = False
         self._left = False
-        self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, batch: Any) -> bool:
-        """Wait for room, and hand the batch over. False if nobody takes it any more."""
+        """Hand the batch over, and wait for room for another. False if nobody takes it."""
         with self._changed:
-            while self._bytes >= self._limit and not self._left:
-                self._changed.wait()
-            if self._left:
-                return False
             self._batches.append(batch)
             self._bytes += batch.nbytes
         self._loop.call_soon_threadsafe(self._wake)
-        return True
+        with self._changed:
+            while self._bytes >= self._limit and not self._left:
+                self._changed.wait()
+            return not self._left
 
-    def end(self, error: BaseException | None = None) -> None:
-        """There is no further batch; because of `error`, which the loop gets then."""
+    def end(self) -> None:
+        """There is no further batch."""
         with self._changed:
             self._ended = True
-            self._error = error
         self._loop.call_soon_threadsafe(self._wake)
 
     def leave(self) -> None:
@@ -183,8 +219,6 @@ class Feed:
                     self._bytes -= batch.nbytes
                     self._changed.notify_all()
                 elif self._ended:
-                    if self._error is not None:
-                        raise self._error
                     return
                 else:
                     self._waiter = self._loop.create_future()

@@ -14,11 +14,11 @@ that happens only when no callback is ready. At this one place we decide:
 
 1. Bytes that have already arrived on a socket come first, always.
 2. While a job runs in an executor (`asyncio.to_thread`, `loop.getaddrinfo`, ...) or in
-   one of anyio's threads (a `def` of FastAPI) we wait for it really, and time stands still: a job that the test awaits takes no
-   virtual time. But the job may itself wait for a timer of this loop (a thread that
-   uses a producer through its portal), so time may not stand still for ever: it
-   jumps once the distance to the next timer, and at least EXECUTOR_PATIENCE, has
-   really passed.
+   one of anyio's threads (a `def` of FastAPI) we wait for it really, and time stands
+   still: a job that the test awaits takes no virtual time. But the job may itself wait
+   for a timer of this loop (a thread that uses a producer through its portal), so time
+   may not stand still for ever: it jumps once the distance to the next timer, and at
+   least EXECUTOR_PATIENCE, has really passed.
 3. While a socket is registered we wait SOCKET_PATIENCE really before each jump, so
    that bytes in flight on the loopback interface are seen before time moves on.
    The trade: each jump costs a millisecond, and a peer in another thread or process
@@ -123,7 +123,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """While this is open, the loop waits really, as it does for a job in an executor.
 
         For threads and processes that the loop cannot see: it sees the jobs of its executors,
-        and of anyio's threads those that run with anyio's default limiter.
+        and of anyio's threads those that run with anyio's default limiter. (One that goes on for
+        long there, such as a server, needs a limiter of its own: else time is real until its end.)
         """
         self._outside_jobs += 1
         try:
@@ -159,6 +160,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         )
 
     async def _learn_of_jobs(self) -> None:
+        self._jobs_elsewhere = int  # none, should anyio not tell
         self._jobs_elsewhere = jobs_elsewhere()
 
     def _job_done(self, _: object) -> None:

@@ -153,8 +153,8 @@ def test_the_hook_wraps_the_sink_when_it_is_imported(tickets: Tickets) -> None:
     looks = """if True:
         import sys
         assert "asyncproducer" not in sys.modules
-        import asyncproducer.spark.delivery as delivery
-        print(delivery.Producer.__name__, delivery.Feed.__name__, delivery.Sink.commit.__name__)
+        from asyncproducer.spark.delivery import Producer, Sink
+        print(Producer.__name__, Sink._send.__name__, Sink.commit.__name__)
     """
     path = [str(Path(hook.__file__).parent), str(Path(asyncproducer.__file__).parents[1])]
     told = subprocess.run(
@@ -164,7 +164,7 @@ def test_the_hook_wraps_the_sink_when_it_is_imported(tickets: Tickets) -> None:
         text=True,
         check=False,
     )
-    assert told.stdout == "CrashingProducer CrashingFeed crashing_commit\n", told.stderr
+    assert told.stdout == "CrashingProducer crashing_send crashing_commit\n", told.stderr
 
 
 # -- the rest

@@ -6,8 +6,7 @@ import asyncio
 import json
 import threading
 import tracemalloc
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from asyncproducer import (
     Producer,
     ProducerFenced,
     TopicPartition,
+    TransactionAborted,
     producer,
 )
 from asyncproducer.spark import delivery
@@ -36,6 +36,8 @@ from asyncproducer.testing import TransactionState
 
 from .conftest import Broker
 
+_FEED_BYTES = "asyncproducer.spark.worker.FEED_BYTES"
+
 READ = SinkColumns(
     "value", source_topic="__topic", source_partition="__partition", offset="__offset"
 )
@@ -44,7 +46,7 @@ READ = SinkColumns(
 @pytest.fixture(autouse=True)
 def one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the second batch of a task is made after: the fencing of all earlier attempts."""
-    monkeypatch.setattr(delivery, "FEED_BYTES", 1)
+    monkeypatch.setattr(_FEED_BYTES, 1)
 
 
 def plain(broker: Broker, **options: str) -> Sink:
@@ -173,18 +175,20 @@ def test_what_spark_raises_ends_the_sending(broker: Broker) -> None:
 def test_rows_wait_for_room_by_bytes() -> None:
     here = worker()
     feed = Feed(here.loop, limit=100)
-    big = rows(b"x" * 100)
-    assert feed.put(big)
+    small, big = rows(b"x"), rows(b"x" * 100)
+    assert feed.put(small)
     putting = threading.Thread(target=feed.put, args=(big,))
     putting.start()
+    putting.join(0.01)
+    assert putting.is_alive()
 
     async def taken() -> list[Any]:
         return [each async for each in feed]
 
     taking = here.submit(taken())
-    putting.join()  # taking the first has made room
+    putting.join()  # taking it has made room
     feed.end()
-    assert taking.result() == [big, big]
+    assert taking.result() == [small, big]
     feed.leave()
     assert not feed.put(big)
 
@@ -533,7 +537,7 @@ def test_a_task_that_dies_has_written_nothing(broker: Broker) -> None:
 def test_rows_are_made_while_the_producer_begins(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "FEED_BYTES", 10_000)
+    monkeypatch.setattr(_FEED_BYTES, 10_000)
     sink = grouped(broker)
     begun: list[int] = []
 
@@ -556,7 +560,7 @@ def test_rows_are_made_while_the_producer_begins(
 def test_rows_that_cannot_be_made_while_the_producer_begins(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr(delivery, "FEED_BYTES", 10_000)
+    monkeypatch.setattr(_FEED_BYTES, 10_000)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for _ in range(after):
@@ -574,40 +578,77 @@ def test_rows_that_cannot_be_made_while_the_producer_begins(
 def test_a_producer_that_has_begun_before_the_rows_fail_is_closed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where its future does not know it yet, which then can still be cancelled."""
-    monkeypatch.setattr(delivery, "FEED_BYTES", 10_000)
+    monkeypatch.setattr(_FEED_BYTES, 10_000)
     here = worker()
-    submit, transactional = here.submit, here.transactional
+    transactional = here.transactional
     begun: list[Producer[Any, Any]] = []
+    is_begun = threading.Event()
 
     async def known(options: SinkOptions, name: str) -> Producer[Any, Any]:
         begun.append(await transactional(options, name))
+        here.loop.call_soon(is_begun.set)
         return begun[-1]
-
-    def untold(work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        future = submit(work)
-        if "._begun " not in repr(work):
-            return future
-        future.result()
-        return Future()
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield placed(0, b"a")
+        assert is_begun.wait(60)
         raise OSError("killed")
 
     monkeypatch.setattr(here, "transactional", known)
-    monkeypatch.setattr(here, "submit", untold)
     with pytest.raises(OSError, match="killed"):
         grouped(broker).write(batches(), Task(0, 0, "q"))
     (own,) = begun
     assert own.health.state == "closed"
 
 
+def test_rows_that_cannot_be_made_fence_nobody(broker: Broker) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        raise OSError("killed")
+        yield
+
+    with pytest.raises(OSError, match="killed"):
+        grouped(broker).write(batches(), Task(0, 0, "q"))
+    assert broker.do(lambda cluster: cluster.received("init_producer_id")) == []
+
+
+@pytest.mark.parametrize("make", [plain, grouped])
+def test_what_spark_raises_does_not_wait_for_brokers(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Sink]
+) -> None:
+    """Else their error would come first, and hide it."""
+    monkeypatch.setattr(_FEED_BYTES, 10_000)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield placed(0, b"a")
+        raise OSError("killed")
+
+    broker.do(lambda cluster: cluster.pause(1))
+    try:
+        with pytest.raises(OSError, match="killed"):
+            make(broker).write(batches(), Task(0, 0, "q"))
+    finally:
+        broker.do(lambda cluster: cluster.resume(1))
+
+
+def test_who_is_interrupted_leaves_no_transaction_open(broker: Broker) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield placed(0, b"a")
+        yield placed(0, b"b")
+        while not open_transactions(broker):
+            pass
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grouped(broker, linger_ms=0).write(batches(), Task(0, 0, "q"))
+    assert open_transactions(broker) == []
+    assert broker.values() == []
+
+
 def test_fenced_before_anything_is_sent_all_rows_are_compared(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that were made while the producer began."""
-    monkeypatch.setattr(delivery, "FEED_BYTES", 10_000)
+    monkeypatch.setattr(_FEED_BYTES, 10_000)
     monkeypatch.setattr(delivery, "_LOOK_S", 0.01)
     sink, task = grouped(broker), Task(0, 0, "q")
     assert sink.write([placed(0, b"a", b"b", b"c")], task).rows == 3
@@ -884,7 +925,7 @@ def test_a_stop_that_cannot_be_kept_says_so(
     async def refuse(*_: object) -> None:
         raise KafkaError("no broker")
 
-    monkeypatch.setattr(Sink, "_stop", refuse)
+    monkeypatch.setattr(Sink, "_revise", refuse)
     with pytest.raises(SinkStopped) as caught:
         sink.commit(reports, 0, "q")
     assert "could not be kept under sink.id (no broker)" in caught.value.__notes__[0]
@@ -971,7 +1012,7 @@ def test_two_tasks_of_one_partition_at_once_stop(
     def run_both() -> None:
         try:
             first = sink.write(batches(), Task(0, 0, "q"))
-        except BatchDeliveryError:
+        except (BatchDeliveryError, TransactionAborted):
             first = sink.write([read(rest)], Task(0, 0, "q"))
         sink.commit([first, *done], 0, "q")
 

@@ -362,7 +362,9 @@ def test_a_continuous_trigger_is_refused(spark: Any, broker: Broker, tmp_path: P
     from pyspark.errors import StreamingQueryException
 
     writer = rates(spark, broker).option("checkpointLocation", str(tmp_path))
-    with pytest.raises(StreamingQueryException, match=r"Use micro-batches.*name it with its scheme"):
+    with pytest.raises(
+        StreamingQueryException, match=r"Use micro-batches.*name it with its scheme"
+    ):
         writer.trigger(continuous="100 milliseconds").start().awaitTermination(60)
     # What it has left is no obstacle.
     query = writer.trigger(processingTime="100 milliseconds").start()

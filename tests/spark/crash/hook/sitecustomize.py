@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -31,6 +31,18 @@ _PRODUCED_S, _ENDING_S = 0.1, 0.001
 
 def at(step: str, unit: str = "", settle: float = 0.0) -> None:
     """A process is at a step. If there is a ticket for it: dies, or blocks until it may go on."""
+    for seconds in _waits(step, unit, settle):
+        time.sleep(seconds)
+
+
+async def at_meanwhile(step: str, settle: float = 0.0) -> None:
+    """The same, with the loop at work: what has been sent reaches the brokers."""
+    for seconds in _waits(step, "", settle):
+        await asyncio.sleep(seconds)
+
+
+def _waits(step: str, unit: str, settle: float) -> Iterator[float]:
+    """For how long to wait, each time, until the process may go on. Dies if it must."""
     directory = os.environ[TICKETS]
     ticket = os.path.join(directory, step)
     claimed = f"{ticket}.{os.getpid()}.{unit.replace('/', '_')}"
@@ -40,24 +52,19 @@ def at(step: str, unit: str = "", settle: float = 0.0) -> None:
         os.rename(ticket, claimed)
     except FileNotFoundError:
         return
-    time.sleep(settle)
+    yield settle
     if order == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     deadline = time.monotonic() + _PATIENCE_S
     while os.path.exists(claimed) and time.monotonic() < deadline:
-        time.sleep(0.01)
+        yield 0.01
 
 
 def wrap(delivery: Any) -> None:
     """Put the steps into the sink's module, and into that of its workers, which it has imported."""
     workers: Any = sys.modules[delivery.Feed.__module__]
-    Attempt, Sink, Producer, Feed = (
-        delivery._Attempt,
-        delivery.Sink,
-        delivery.Producer,
-        delivery.Feed,
-    )
-    begun, send, write, commit = Attempt._begun, Sink._send, Sink.write, Sink.commit
+    Attempt, Sink, Producer = delivery._Attempt, delivery.Sink, delivery.Producer
+    begin, send, write, commit = Attempt._begin, Sink._send, Sink.write, Sink.commit
     transactional = workers.Worker.transactional
     #: The driver may write what Spark has made no tasks for.
     in_commit = False
@@ -83,16 +90,6 @@ def wrap(delivery: Any) -> None:
             await ending
             self.at("ended")
 
-    class CrashingFeed(Feed):  # type: ignore[misc, valid-type]
-        taken = 0
-
-        def put(self, batch: Any) -> Any:
-            wanted = super().put(batch)
-            self.taken += 1
-            if self.taken == 2 and not in_commit:
-                at("producing", settle=_PRODUCED_S)
-            return wanted
-
     async def crashing_transactional(self: Any, options: Any, name: str) -> Any:
         if not in_commit:
             at("fencing", name)
@@ -101,15 +98,23 @@ def wrap(delivery: Any) -> None:
         producer.at("fenced")
         return producer
 
-    async def crashing_begun(self: Any) -> Any:
-        result = await begun(self)
-        result[0].at("marker-read")
+    async def crashing_begin(self: Any, producer: Any) -> Any:
+        result = await begin(self, producer)
+        producer.at("marker-read")
         return result
 
-    def crashing_send(self: Any, *arguments: Any) -> Any:
-        result = send(self, *arguments)
+    async def crashing_send(self: Any, producer: Any, batches: Any, *arguments: Any) -> Any:
+        async def sent() -> AsyncIterator[Any]:
+            taken = 0
+            async for batch in batches:
+                yield batch
+                taken += 1
+                if taken == 2 and not in_commit:
+                    await at_meanwhile("producing", settle=_PRODUCED_S)
+
+        result = await send(self, producer, sent(), *arguments)
         if not in_commit:
-            at("produced")
+            await at_meanwhile("produced")
         return result
 
     def crashing_write(self: Any, *arguments: Any) -> Any:
@@ -130,9 +135,8 @@ def wrap(delivery: Any) -> None:
         return report
 
     delivery.Producer = workers.Producer = CrashingProducer
-    delivery.Feed = CrashingFeed
     workers.Worker.transactional = crashing_transactional
-    Attempt._begun = crashing_begun
+    Attempt._begin = crashing_begin
     Sink._send, Sink.write, Sink.commit = crashing_send, crashing_write, crashing_commit
 
 
