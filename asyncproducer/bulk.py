@@ -8,6 +8,7 @@ gets the error that a single one would get. Then the loop goes on behind it.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Iterator
 from itertools import islice
@@ -40,8 +41,13 @@ __all__ = ["Sending", "TableResult"]
 #: as those before them had. What was taken is in memory; what a list has, is there anyway.
 _CHUNK_BYTES = 262_144
 _LARGEST_CHUNK = 1000
-_LARGEST_OF_LIST = 10_000
 _FIRST_CHUNK = 1
+
+#: How many records of a list share their bookkeeping, which is made before them: it takes as long
+#: as a hundred of them.
+_LARGEST_OF_LIST = 100_000
+
+_HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 #: How many records of an async iterable share their bookkeeping.
 _ROOM = 256
@@ -192,39 +198,45 @@ class Sending:
                 )
                 self.refused(wrong)
                 raise wrong from error
-            # These are cut, which is cheaper than to iterate over them.
-            whole: Any = records if type(records) in (list, tuple) else None
-            size = _FIRST_CHUNK
-            taken = 0
-            broken: BaseException | None = None
-            while broken is None:
-                items: list[Any] = []
-                if whole is not None:
-                    piece = whole[taken : taken + size]
-                    items = piece if type(piece) is list else list(piece)
-                else:
-                    try:
-                        items.extend(islice(iterator, size))
-                    except BaseException as error:
-                        # Behind those that came before it. Nobody was cancelled: there is no await.
-                        broken = error
-                if not items:
-                    break
-                rows = Objects(items, topic)
-                parts.append(rows)
-                taken += rows.count
-                await self._take(topic, rows, 0)
-                if whole is not None:
-                    size = min(4 * size, _LARGEST_OF_LIST)
-                else:
-                    fitting = _CHUNK_BYTES * rows.count // max(1, rows.bytes)
-                    size = max(1, min(fitting, 4 * size, _LARGEST_CHUNK))
-            if broken is not None:
-                raise broken
+            if type(records) in (list, tuple):
+                await self._many_of(topic, parts, _listed(records))
+            else:
+                await self._many_from(topic, parts, iterator)
         for rows in parts:
             while (delivery := rows.unfinished()) is not None:
                 await _ended(delivery)
         return BatchResult(parts)
+
+    async def _many_of(self, topic: str | None, parts: list[Objects], items: list[Any]) -> None:
+        """The list is read where it is: to copy it costs nearly as much as to write the records."""
+        taken = 0
+        while taken < len(items):  # as it is then
+            rows = Objects(items, topic, min(len(items) - taken, _LARGEST_OF_LIST), taken)
+            parts.append(rows)
+            await self._take(topic, rows, 0)
+            taken += rows.count
+
+    async def _many_from(
+        self, topic: str | None, parts: list[Objects], iterator: Iterator[Any]
+    ) -> None:
+        size = _FIRST_CHUNK
+        broken: BaseException | None = None
+        while broken is None:
+            items: list[Any] = []
+            try:
+                items.extend(islice(iterator, size))
+            except BaseException as error:
+                # Behind those that came before it. Nobody was cancelled: there is no await.
+                broken = error
+            if not items:
+                break
+            rows = Objects(items, topic)
+            parts.append(rows)
+            await self._take(topic, rows, 0)
+            fitting = _CHUNK_BYTES * rows.count // max(1, rows.bytes)
+            size = max(1, min(fitting, 4 * size, _LARGEST_CHUNK))
+        if broken is not None:
+            raise broken
 
     async def table(
         self, columns: arrow.Columns, reader: arrow.Reader, rest: AsyncIterable[Any] | None
@@ -252,7 +264,7 @@ class Sending:
     async def _take(self, topic: str | None, rows: Rows, row: int) -> None:
         """Buffer the rows from `row` on."""
         intake = self._producer._intake
-        while row < rows.count:
+        while not rows.ends(row):
             if intake is not None and intake.openings != self._opening:
                 raise IllegalStateError(
                     "these rows were not sent in the transaction that is open now: what is left "
@@ -264,7 +276,7 @@ class Sending:
                 if self._memory is not None:
                     self._look_at_memory()
                 row = intake.enter_rows(rows, row)
-                if row == rows.count:
+                if rows.ends(row):
                     break
             pool = None if intake is None else self._producer._pool
             waited = 0.0 if pool is None else pool.waited_seconds
@@ -371,6 +383,11 @@ class Sending:
         fresh.args = (f"as with an earlier record of this call: {error}",)
         self._repeated = (fresh, error)
         return fresh
+
+
+def _listed(records: Any) -> list[Any]:
+    """As a list that no other thread changes while one of its items is written."""
+    return records if type(records) is list and _HAS_GIL else list(records)
 
 
 async def _ended(delivery: Delivery) -> None:

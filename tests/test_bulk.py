@@ -398,6 +398,46 @@ async def test_large_records_are_taken_from_an_iterable_a_few_at_a_time(
         assert (await task).acknowledged == 100
 
 
+@pytest.mark.parametrize("left", [0, 1, 10])
+async def test_of_a_list_that_becomes_shorter_what_is_there_is_sent(
+    cluster: EmbeddedCluster, new_producer: New, left: int
+) -> None:
+    values = [b"%d" % n for n in range(1000)]
+    async with new_producer() as producer:
+        sending = asyncio.create_task(producer.send_many("t", values))
+        await asyncio.sleep(0)  # the first one waits for the topic
+        del values[left:]
+        result = await sending
+    assert [r.value for r in cluster.records("t")] == [b"%d" % n for n in range(max(left, 1))]
+    assert len(result) == result.acknowledged == max(left, 1)
+
+
+async def test_of_a_list_that_becomes_longer_all_is_sent(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    values = [b"a", b"b"]
+    async with new_producer() as producer:
+        sending = asyncio.create_task(producer.send_many("t", values))
+        await asyncio.sleep(0)
+        values += [b"c", b"d"]
+        result = await sending
+    assert [r.value for r in cluster.records("t")] == values
+    assert [m.offset for m in result if isinstance(m, RecordMetadata)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+async def test_a_list_shares_its_bookkeeping_in_parts(
+    cluster: EmbeddedCluster, new_producer: New, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    monkeypatch.setattr(module, "_LARGEST_OF_LIST", 7)
+    values = kind(bytes(n) for n in range(30))
+    async with new_producer() as producer:
+        result = await producer.send_many("t", values)
+    assert [r.value for r in cluster.records("t")] == [*values]
+    sizes = [m.serialized_value_size for m in result if isinstance(m, RecordMetadata)]
+    assert sizes == [*range(30)]
+
+
 async def test_an_async_iterable_is_sent_as_it_comes(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:

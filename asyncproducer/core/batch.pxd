@@ -38,6 +38,20 @@ cdef inline PyObject *item_of(list items, Py_ssize_t index) noexcept:
     return <PyObject *>PyList_GET_ITEM(items, index)
 
 
+# Its size and what it holds will be read soon. They are anywhere in memory, which is waited for
+# longer than it takes to write a record.
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define ap_prefetch(item) (__builtin_prefetch(item), \
+        __builtin_prefetch((const char *)(item) + 64), __builtin_prefetch((const char *)(item) + 128))
+    #else
+    #define ap_prefetch(item) ((void)0)
+    #endif
+    """
+    void ap_prefetch(PyObject *item) noexcept
+
+
 cdef inline bint is_bytes(PyObject *item) noexcept:
     return PyBytes_CheckExact(<object>item)
 
@@ -105,6 +119,7 @@ cdef inline char *octets_of(bytes data):
 cdef enum:
     COMPILED = 1
 cdef Py_ssize_t _OVERHEAD
+cdef Py_ssize_t _AHEAD
 cdef double _ESTIMATE_FACTOR
 
 cdef Py_ssize_t _field_size(object data) except -1
@@ -129,8 +144,11 @@ cdef class Values:
 
 cdef class ListedValues(Values):
     cdef list items
+    cdef int[::1] sizes
+    cdef bint keeps
+    cdef Py_ssize_t base
 
-    @cython.locals(item="PyObject *")
+    @cython.locals(item="PyObject *", count=Py_ssize_t)
     cdef Py_ssize_t locate(self, Py_ssize_t number) except -3
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     PyByteArray_Resize: Any
     append_bytes: Any
     blank: Any
+    ap_prefetch: Any
     bytes_data: Any
     bytes_size: Any
     is_bytes: Any
@@ -77,6 +78,9 @@ RECORD_OVERHEAD = 21
 
 #: What a batch with one record adds to its fields, at most. A number of C where compiled.
 _OVERHEAD = BATCH_OVERHEAD + RECORD_OVERHEAD
+
+#: While a listed value is written, the one so many later comes from memory. A number of C, too.
+_AHEAD = 8
 
 #: `ProducerBatch.sent_to` of what is on its way to another address of its broker than the one
 #: that is used now, or to a topic of that name that was deleted.
@@ -245,27 +249,42 @@ class Values:
 
 
 class ListedValues(Values):
-    """Plain are bytes, nothing else."""
+    """Plain are bytes, nothing else. The list may become shorter at any time.
 
-    def __init__(self, items: list[Any]) -> None:
+    `sizes` gets the size of the value `number` at `base + number`.
+    """
+
+    def __init__(self, items: list[Any], sizes: Any = None, base: int = 0) -> None:
         self.items = items
+        self.sizes = sizes
+        self.keeps = sizes is not None
+        self.base = base
 
     def locate(self, number: int) -> int:
         """See Values."""
         if COMPILED:  # pragma: no cover - coverage sees no C
+            count = len(self.items)
+            if number >= count:
+                return -2
+            if number + _AHEAD < count:
+                ap_prefetch(item_of(self.items, number + _AHEAD))
             item = item_of(self.items, number)
             if not is_bytes(item):
                 return -2
             self.at = bytes_data(item)
             size: int = bytes_size(item)
+            if self.keeps:
+                self.sizes[self.base + number] = size
             return size
         raise NotImplementedError
 
     def plain(self, first: int, end: int) -> Iterator[bytes | None]:
         """See Values."""
-        for item in self.items[first:end]:
+        for number, item in enumerate(self.items[first:end], self.base + first):
             if type(item) is not bytes:
                 return
+            if self.keeps:
+                self.sizes[number] = len(item)
             yield item
 
 
@@ -551,6 +570,8 @@ class ProducerBatch(Outcome):
                         buffer = self._make_room(size, needed - size)
                         at = PyByteArray_AS_STRING(buffer) + (size - self._before)
                         room = self._before + len(buffer)
+                        if values.locate(number) != value_size:
+                            break  # somebody else's code has run meanwhile
                     at = put_varint(at, body_size)
                     at[0] = 0
                     at = put_varint(at + 1, delta)

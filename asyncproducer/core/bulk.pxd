@@ -73,6 +73,7 @@ cdef class Rows:
     cdef set _seen
     cdef bint _all_seen
 
+    cpdef bint ends(self, Py_ssize_t row) except -1
     cpdef bint read(self, Py_ssize_t row) except -1
     cpdef Py_ssize_t fill(
         self,
@@ -147,15 +148,9 @@ cdef class Objects(Rows):
     cdef int[::1] _value_sizes
 
     cpdef object add(self, object item)
+    cpdef bint ends(self, Py_ssize_t row) except -1
     cpdef bint read(self, Py_ssize_t row) except -1
-    @cython.locals(
-        number=Py_ssize_t,
-        items=list,
-        taken=Py_ssize_t,
-        value_sizes="int[::1]",
-        size=Py_ssize_t,
-        value_size=Py_ssize_t,
-    )
+    @cython.locals(taken=Py_ssize_t, size=Py_ssize_t)
     cpdef Py_ssize_t fill(
         self,
         ProducerBatch batch,

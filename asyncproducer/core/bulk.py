@@ -38,11 +38,9 @@ if TYPE_CHECKING:
     PyByteArray_AS_STRING: Any
     PyByteArray_Resize: Any
     address: Any
-    bytes_size: Any
     copied: Any
     hash_at: Any
     is_ascii: Any
-    item_of: Any
     octets: Any
     part: Any
     put_field: Any
@@ -127,6 +125,10 @@ class Rows:
         self._all_seen = False
 
     # -- reading ---------------------------------------------------------------------------
+
+    def ends(self, row: int) -> bool:
+        """Whether there is no row `row` any more: then it is the new `count`."""
+        return row >= self.count
 
     def read(self, row: int) -> bool:
         """Make `row` the present one. False: it must go the way of a single record."""
@@ -371,16 +373,23 @@ def _acknowledged(outcome: Outcome) -> bool:
 
 
 class Objects(Rows):
-    """What a caller iterates over: bytes, Records of bytes, and what is not plain."""
+    """What a caller iterates over: bytes, Records of bytes, and what is not plain.
 
-    def __init__(self, items: list[Any], topic: str | None, room: int = 0) -> None:
-        room = max(room, len(items))
+    The rows are those of `items` from `first` on, at most `room` of them where that is given. The
+    list may be the caller's own, who may do with it what he likes meanwhile.
+    """
+
+    def __init__(
+        self, items: list[Any], topic: str | None, room: int | None = None, first: int = 0
+    ) -> None:
+        count = len(items) - first
+        if room is None:
+            room = count
         super().__init__(room, topic)
-        self.count = len(items)
+        self.count = min(count, room)
         self._items = items
-        self._values = ListedValues(items)
         #: The row of the first of `_items`.
-        self._base = 0
+        self._base = -first
         self._topic_of_all = topic
         #: The size of what was read, for who wonders how many to take at once.
         self.bytes = 0
@@ -388,14 +397,23 @@ class Objects(Rows):
         self._room = room
         self._key_sizes: Any = None
         self._value_sizes: Any = array("i", (0,)) * room
+        self._values = ListedValues(items, self._value_sizes, self._base)
 
     def add(self, item: Any) -> None:
         """One more. There must be room."""
         self._items.append(item)
         self.count += 1
 
+    def ends(self, row: int) -> bool:
+        """See Rows."""
+        if row < self.count and row - self._base >= len(self._items):
+            self.count = row
+        return row >= self.count
+
     def read(self, row: int) -> bool:
         """See Rows."""
+        if self.ends(row):
+            return False
         item = self._items[row - self._base]
         topic = self._topic_of_all
         key = None
@@ -461,22 +479,14 @@ class Objects(Rows):
         """See Rows."""
         if self._topic_of_all is None:
             return row
-        number = row - self._base
-        taken = batch.append_values(self._values, number, end - self._base, self.now, limit, most)
-        if taken == 0:
-            return row
-        self._place_run(row, batch, taken)
-        items, value_sizes = self._items, self._value_sizes
-        end = row + taken
-        size = taken
-        while row < end:
-            value_size = bytes_size(item_of(items, number)) if COMPILED else len(items[number])
-            value_sizes[row] = value_size
-            size += value_size
-            number += 1
-            row += 1
-        self.bytes += size
-        return row
+        size = batch.size
+        taken = batch.append_values(
+            self._values, row - self._base, end - self._base, self.now, limit, most
+        )
+        if taken:
+            self._place_run(row, batch, taken)
+            self.bytes += batch.size - size
+        return row + taken
 
     def record(self, row: int) -> Any:
         """See Rows."""
@@ -485,8 +495,8 @@ class Objects(Rows):
     def drop(self) -> None:
         """See Rows. More may be added."""
         self._items = []
-        self._values = ListedValues(self._items)
         self._base = self.count
+        self._values = ListedValues(self._items, self._value_sizes, self._base)
 
     def placed(self, row: int, delivery: Delivery) -> None:
         """See Rows."""

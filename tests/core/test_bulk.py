@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncproducer.arrow import Columns, murmur2_of, open_table
 from asyncproducer.core.accumulator import Accumulator, TopicState
 from asyncproducer.core.backoff import ExponentialBackoff
-from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, encode_headers
+from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, encode_headers, read_records
 from asyncproducer.core.bulk import Column, Objects, Rows, Table, Validity
 from asyncproducer.core.compression import codec
 from asyncproducer.core.delivery import Delivery, Failure
@@ -254,6 +254,24 @@ def test_a_run_ends_before_anything_else_is_due() -> None:
     assert sum(batch.count for batch in batches(topic)) == 1000
     # Batches of 400 bytes hold 9 of 38 bytes or so: at each boundary a few go alone.
     assert 1000 / 20 < alone < 1000 / 2
+
+
+def test_a_run_ends_where_the_list_does_by_now() -> None:
+    made, topic, _ = accumulator(batch_max_bytes=10_000, compression="none")
+    items = [b"%d" % n for n in range(20)]
+    rows = Objects(items, "t", 15, 2)
+    assert rows.count == 15
+    assert made.append(topic, -1, 0, None, items[2], NO_HEADERS, 0.0) is not None
+    assert rows.read(0)
+    assert made.append_run(topic, rows, 1, 5, MOST) == 5
+    del items[9:]
+    assert made.append_run(topic, rows, 5, 15, MOST) == 7
+    assert not rows.read(7)
+    assert rows.ends(7)
+    assert rows.count == 7
+    (batch,) = batches(topic)
+    records = read_records(batch.uncompressed(), batch.count)
+    assert [record.value for record in records] == [b"%d" % n for n in range(2, 9)]
 
 
 def test_a_run_takes_no_row_that_says_where_it_goes() -> None:
