@@ -896,7 +896,8 @@ class Producer(Front, Generic[K, V]):
         end the sending, and so does what is raised by the iterable itself; what came before goes
         on. Cancelled: no further record is taken, what was buffered goes on. An iterable that is
         not async is asked for up to 1,000 records (of about 256 KiB) at a time: so many may be
-        lost for it then.
+        lost for it then. A list is not copied: what is put into it or taken out meanwhile counts,
+        as far as its turn has not come.
         """
         if isinstance(records, (Record, str, bytes, bytearray, memoryview)):
             self._check_usable(SEND)
