@@ -43,10 +43,10 @@ _CHUNK_BYTES = 262_144
 _LARGEST_CHUNK = 1000
 _FIRST_CHUNK = 1
 
-#: How many records of a list share their bookkeeping, which is made before them: it takes as long
-#: as a hundred of them.
+#: How many records of a list share their bookkeeping. Memory for it is made before them: 0.2 ms.
 _LARGEST_OF_LIST = 100_000
 
+#: Else another thread could free an item of a list while C reads it.
 _HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 #: How many records of an async iterable share their bookkeeping.

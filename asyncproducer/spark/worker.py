@@ -69,6 +69,7 @@ class Worker:
         cancelled then, has come to its end.
         """
         feed = Feed(self._loop, FEED_BYTES)
+        # (That of `submit` is over as soon as it is cancelled, before its work is.)
         done: Future[T] = Future()
         task: asyncio.Task[T]
 

@@ -50,7 +50,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from ..net.threads import jobs_elsewhere
+from asyncproducer.net.threads import jobs_elsewhere
 
 __all__ = ["DeadlockError", "VirtualTimeLoop", "run"]
 
