@@ -354,7 +354,8 @@ def _is_replay(unit: Unit, found: Marker) -> bool:
 def _check_first(unit: Unit, found: Marker, first: int) -> None:
     if found.stopped:
         raise SinkStopped(
-            f"{unit.name}: this sink.id has stopped in batch {found.batch}: {_SHARED}"
+            f"{unit.name}: this sink.id has stopped in batch {found.batch} for good, where the "
+            f"rows of a task did not fit what was written before: {_FILTER}{_SHARED}"
         )
     if not unit.streaming and found.query == unit.query and found.batch > unit.batch:
         raise SinkStopped(
@@ -370,11 +371,11 @@ def _check_first(unit: Unit, found: Marker, first: int) -> None:
         later = unit.streaming and found.query == unit.query and found.batch < unit.batch
         fits = not (later and found.routing) or first >= found.next_offset
     if not fits:
-        copied = "" if _is_replay(unit, found) else _COPIED
+        other = _FILTER if _is_replay(unit, found) else _COPIED
         raise SharedSource(
             f"{unit.name}: in batch {found.batch} the offsets {found.first_offset} to "
             f"{found.next_offset - 1} are written, and a task of batch {unit.batch} begins with "
-            f"{first}: {copied}{_why(unit)}"
+            f"{first}: {other}{_why(unit)}"
         )
 
 
@@ -383,10 +384,11 @@ def _check_rows(unit: Unit, found: Marker, rows: int, routing: int) -> None:
         raise SharedSource(
             f"{unit.name}: batch {unit.batch} was written with {found.rows} rows of the offsets "
             f"{found.first_offset} to {found.next_offset - 1}, and now a task has {rows} rows or "
-            f"others there. Either a filter differs from one run to the next, or {_why(unit)}"
+            f"others there: {_FILTER}{_why(unit)}"
         )
 
 
+_FILTER = "either a filter differs from one run to the next, or "
 _COPIED = "either an older copy of this checkpoint has gone further meanwhile, or "
 _SHARED = (
     "several Spark partitions have rows of this one Kafka partition. Read without minPartitions "

@@ -65,7 +65,7 @@ _DEFAULTS = {"linger.ms": "20", "batch.size": "262144"}
 #: What the sink decides.
 _RESERVED = {
     "transactional.id": "give sink.id, the transactional ids are made of it",
-    "enable.idempotence": "it is always on",
+    "enable.idempotence": "it is always on: leave it out",
     "key.serializer": "columns are sent as they are: cast them to string or binary",
     "value.serializer": "columns are sent as they are: cast them to string or binary",
 }
@@ -182,7 +182,10 @@ class SinkOptions:
                 "the sink may keep its markers under (nothing is written into it)"
             )
         if self.config().acks != -1:
-            raise ConfigError("acks must be all for exactly-once delivery: leave it out")
+            raise ConfigError(
+                f"acks={self.config().acks}: exactly-once delivery needs acks=all, which is also "
+                "what you get when you leave it out"
+            )
         if (
             given.get(
                 "asyncProgressTrackingEnabled", given.get("asyncprogresstrackingenabled", "")

@@ -883,6 +883,16 @@ def test_one_partition_in_two_tasks_stops(broker: Broker) -> None:
         sink.write([read(range(5, 9))], Task(0, 0, "q"))
 
 
+def test_a_filter_that_lets_in_an_earlier_row_in_a_replay_is_named_as_what_it_may_be(
+    broker: Broker,
+) -> None:
+    sink = sourced(broker)
+    sink.write([read(range(2, 9, 2))], Task(0, 0, "q"))
+    with pytest.raises(SinkStopped, match=r"begins with 0: either a filter differs .* or several"):
+        sink.write([read(range(0, 9, 3))], Task(0, 0, "q"))
+    assert broker.values() == expected((0, range(2, 9, 2)))
+
+
 def test_a_source_whose_topic_is_no_text_stops(broker: Broker) -> None:
     damaged = pa.array([b"\xff\xfe"] * 2, pa.binary()).view(pa.string())
     batch = read(range(2))
@@ -944,14 +954,13 @@ def test_two_tasks_of_one_partition_stop_and_so_does_the_mended_query(
             run_batch(sink, *tasks)
     assert open_transactions(broker) == []
     written = broker.values()
+    stopped = r"this sink\.id has stopped in batch 0 for good.* a filter differs.* several Spark"
     # With the same checkpoint, with others, and as a batch job.
     for query, batch in (("q", 0), ("q", 1), ("new", 0), ("new", 1)):
-        with pytest.raises(
-            SinkStopped, match=r"this sink\.id has stopped in batch 0: several Spark"
-        ):
+        with pytest.raises(SinkStopped, match=stopped):
             sink.write([read(range(10))], Task(0, batch, query))
     job = sourced(broker, streaming=False, job_id=2)
-    with pytest.raises(SinkStopped, match=r"this sink\.id has stopped in batch 0: several Spark"):
+    with pytest.raises(SinkStopped, match=stopped):
         job.write([read(range(10))], Task(0))
     assert broker.values() == written
     assert open_transactions(broker) == []
