@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from asyncproducer.spark import worker
+from asyncproducer.spark import delivery, worker
 from asyncproducer.spark.connector import connector_jars
 from asyncproducer.testing import EmbeddedCluster, KafkaCluster, KafkaUnavailable
 from asyncproducer.testing.java import spark_java_home
@@ -77,6 +77,9 @@ class Broker:
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
+    # Another test may have had this port, with the same sink.id and query: what it has told of
+    # them is not known here.
+    delivery._told.clear()
     broker = Broker()
     yield broker
     here = worker.worker()
