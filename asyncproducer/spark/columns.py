@@ -68,11 +68,12 @@ class SinkColumns:
             if name in found:
                 raise ConfigError(f"two columns are called {name!r}: select one of them")
             if kind not in _TYPES[name]:
-                advice = f"cast it: {column.name}.cast({_TYPES[name][0]!r})"
-                if kind.startswith(("struct<", "array<", "map<")) and "string" in _TYPES[name]:
-                    advice = f"make it text: to_json({column.name}).alias({name!r})"
                 if name == "headers":
                     advice = "make it an array of structs with the fields key and value"
+                elif "binary" in _TYPES[name] and kind.startswith(("struct<", "array<", "map<")):
+                    advice = f"make it text: to_json({column.name}).alias({name!r})"
+                else:
+                    advice = f"cast it: {column.name}.cast({_TYPES[name][0]!r})"
                 raise ConfigError(
                     f"the column {column.name!r} is of type {kind}, it must be "
                     f"{' or '.join(_TYPES[name])}: {advice}"
