@@ -16,7 +16,9 @@ __all__ = ["partitions_of"]
 def partitions_of(column: Any, partitions: int) -> Any:
     """An Arrow array of text or bytes, without null, as one of partitions (int32)."""
     hashes = numpy.asarray(murmur2_of(column))
-    return pyarrow.array((hashes & 0x7FFFFFFF) % partitions, pyarrow.int32())
+    chosen = pyarrow.array((hashes & 0x7FFFFFFF) % partitions, pyarrow.int32())
+    freeze()
+    return chosen
 
 
 freeze()

@@ -90,6 +90,7 @@ def _sink(given: Mapping[str, str], schema: Any, *, streaming: bool) -> Sink:
     options = SinkOptions.of(dict(given), streaming=streaming)
     sink = Sink(options, SinkColumns.of(schema, options))
     sink.prepare()
+    freeze()
     return sink
 
 
@@ -118,7 +119,9 @@ def _write(sink: Sink, batches: Iterator[Any]) -> _Message:
     task = Task(context.partitionId(), int(batch), query)
     if sink.options.keying is not Keying.NONE:
         batches = _whole(batches)
-    return _Message(sink.write(batches, task), query)
+    report = sink.write(batches, task)
+    freeze()
+    return _Message(report, query)
 
 
 def _whole(batches: Iterator[Any]) -> Iterator[Any]:
@@ -182,6 +185,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         found = _ours(messages)
         query = found[0].query if found else ""
         self._sink.commit([each.report for each in found], batchId, query)
+        freeze()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Some task is not done. Also called when commit has raised."""
