@@ -293,9 +293,9 @@ class Sending:
         thousands of rows. Not while others wait as well: they would pass.
         """
         for _ in range(_PAUSES):
-            if pool.waiting or pool.available * _SHARE >= pool.total:
+            if pool.closed or pool.waiting or pool.available * _SHARE >= pool.total:
                 return
-            await asyncio.sleep(_PAUSE_S)
+            await pool.rest(_PAUSE_S)
 
     async def _take_one(self, topic: str | None, rows: Rows, row: int) -> None:
         record = rows.record(row)

@@ -20,6 +20,7 @@ from asyncproducer import (
     Interceptor,
     InvalidPartition,
     Producer,
+    ProducerClosed,
     Record,
     RecordMetadata,
     RecordTooLarge,
@@ -227,6 +228,7 @@ class Memory:
     """Of a pool, what a bulk looks at: `free_at` says when so many of its 800 bytes are free."""
 
     total = 800
+    closed = False
 
     def __init__(self, free_at: dict[int, int], waiting_at: float = 1e9) -> None:
         self._loop = asyncio.get_running_loop()
@@ -245,6 +247,9 @@ class Memory:
     @property
     def waiting(self) -> int:
         return self.ms + 0.001 >= self._waiting_at
+
+    async def rest(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +292,34 @@ async def test_only_a_bulk_that_waited_for_memory_pauses(
         result = await producer.send_many("t", [b"%01000d" % n for n in range(1000)])
     assert result.acknowledged == 1000
     assert bool(paused) == (buffer_memory < 1_000_000)
+
+
+@pytest.mark.parametrize("ends", [{}, {"timeout": 0.0}])
+async def test_a_bulk_that_pauses_ends_when_the_producer_is_closed(
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: dict[str, float],
+) -> None:
+    """However long it would have paused: a closed producer leaves nobody behind."""
+    monkeypatch.setattr(module, "_PAUSE_S", 1000.0)
+    pausing = asyncio.Event()
+    more_room = module.Sending._more_room
+
+    async def spy(self: Any, pool: Any) -> None:
+        pausing.set()
+        await more_room(self, pool)
+
+    monkeypatch.setattr(module.Sending, "_more_room", spy)
+    monkeypatch.setattr(module, "_SHARE", 1)  # it pauses unless all is free
+    async with new_producer(buffer_memory=2000, batch_size=500, batch_max_bytes=0) as producer:
+        many = asyncio.create_task(producer.send_many("t", [bytes(400)] * 20))
+        await pausing.wait()
+        await producer.close(**ends)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert many.done()
+        assert isinstance(many.exception(), ProducerClosed)
 
 
 async def test_a_bulk_overtakes_nobody_who_waits_for_memory(

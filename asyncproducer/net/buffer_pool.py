@@ -144,6 +144,7 @@ class BufferPool:
         "_loop",
         "_metrics",
         "_order",
+        "_resting",
         "_serving",
         "_timer",
         "_timer_at",
@@ -179,6 +180,8 @@ class BufferPool:
         # cheap as from the head. (A plain dict slows down when always cut at its head.)
         self._line: OrderedDict[Ticket, None] = OrderedDict()
         self._serving = False
+        # Of those who rest, what ends it.
+        self._resting: set[asyncio.Future[None]] = set()
         # Tickets that are out of the line stay in the heap until they come up, or until
         # there are too many of them.
         self._deadlines: list[tuple[float, int, Ticket]] = []
@@ -318,15 +321,30 @@ class BufferPool:
         if error is not None:
             raise error
 
+    async def rest(self, seconds: float) -> None:
+        """Waits so long, or until the pool is closed: for who looks at it now and then."""
+        if self.closed:
+            return
+        end: asyncio.Future[None] = self._loop.create_future()
+        self._resting.add(end)
+        timer = self._loop.call_later(seconds, _end, end)
+        try:
+            await end
+        finally:
+            timer.cancel()
+            self._resting.discard(end)
+
     def close(self, error: BaseException | None = None) -> None:
         """Refuses everybody who waits with ProducerClosed, or with `error`, and all who come
-        later with ProducerClosed.
+        later with ProducerClosed. Who rests goes on.
 
         What is reserved can still be released. Closing again does nothing.
         """
         if self.closed:
             return
         self.closed = True
+        for end in self._resting:
+            _end(end)
         now = self._loop.time()
         tickets = list(self._line)
         # All are out before the first is told: no callback finds a line to be served.
@@ -505,6 +523,11 @@ class BufferPool:
                 " the brokers do not keep up (raise buffer_memory or max_block_ms, or send less)"
             ),
         )
+
+
+def _end(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class _Waiter(Ticket):

@@ -934,6 +934,24 @@ async def test_close_refuses_everybody_who_waits_in_order(log: list[str]) -> Non
     assert "closed" in repr(pool)
 
 
+async def test_who_rests_goes_on_when_it_is_time_or_the_pool_is_closed() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    pool = full_pool()
+    await pool.rest(5.0)
+    assert loop.time() == pytest.approx(began + 5.0)
+    two = [asyncio.create_task(pool.rest(60.0)) for _ in range(2)]
+    cancelled = asyncio.create_task(pool.rest(60.0))
+    await asyncio.sleep(1.0)
+    cancelled.cancel()
+    await asyncio.sleep(0)
+    assert cancelled.cancelled()
+    pool.close()
+    await asyncio.gather(*two)
+    await pool.rest(60.0)
+    assert loop.time() == pytest.approx(began + 6.0)
+
+
 async def test_close_can_say_why_and_everybody_gets_an_error_of_his_own(log: list[str]) -> None:
     """One for all would collect the tracebacks of all who raise it."""
     pool = full_pool()
