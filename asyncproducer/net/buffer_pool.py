@@ -66,6 +66,7 @@ from asyncproducer.errors import (
     RecordTooLarge,
     again,
 )
+from asyncproducer.net.waiting import Changes
 
 if TYPE_CHECKING:
     from asyncproducer.core.metrics import Metrics
@@ -139,12 +140,12 @@ class BufferPool:
     """
 
     __slots__ = (
+        "_closing",
         "_deadlines",
         "_line",
         "_loop",
         "_metrics",
         "_order",
-        "_resting",
         "_serving",
         "_timer",
         "_timer_at",
@@ -180,8 +181,8 @@ class BufferPool:
         # cheap as from the head. (A plain dict slows down when always cut at its head.)
         self._line: OrderedDict[Ticket, None] = OrderedDict()
         self._serving = False
-        # Of those who rest, what ends it.
-        self._resting: set[asyncio.Future[None]] = set()
+        # Ends the rest of those who rest.
+        self._closing = Changes(loop)
         # Tickets that are out of the line stay in the heap until they come up, or until
         # there are too many of them.
         self._deadlines: list[tuple[float, int, Ticket]] = []
@@ -323,16 +324,8 @@ class BufferPool:
 
     async def rest(self, seconds: float) -> None:
         """Waits so long, or until the pool is closed: for who looks at it now and then."""
-        if self.closed:
-            return
-        end: asyncio.Future[None] = self._loop.create_future()
-        self._resting.add(end)
-        timer = self._loop.call_later(seconds, _end, end)
-        try:
-            await end
-        finally:
-            timer.cancel()
-            self._resting.discard(end)
+        if not self.closed:
+            await self._closing.wait(self._loop.time() + seconds)
 
     def close(self, error: BaseException | None = None) -> None:
         """Refuses everybody who waits with ProducerClosed, or with `error`, and all who come
@@ -343,8 +336,7 @@ class BufferPool:
         if self.closed:
             return
         self.closed = True
-        for end in self._resting:
-            _end(end)
+        self._closing.tell()
         now = self._loop.time()
         tickets = list(self._line)
         # All are out before the first is told: no callback finds a line to be served.
@@ -523,11 +515,6 @@ class BufferPool:
                 " the brokers do not keep up (raise buffer_memory or max_block_ms, or send less)"
             ),
         )
-
-
-def _end(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 class _Waiter(Ticket):
