@@ -11,12 +11,13 @@ records that are read as committed).
 Spark talks to its Python workers by Unix domain sockets (--tcp: as it does by default).
 "built-in, tuned" is Spark's sink with linger.ms=20 and batch.size=1000000; "asyncproducer, tuned"
 this one where Spark does not ask for the size of each Arrow batch after each row, as the queries
-have it, too (docs/spark-clusters.md, Tuning). They are not planned adaptively either, but for the
-one whose name says so; "noop" only makes the rows. Queries go from Kafka to
-Kafka: "at least once" with values alone, "same columns" and "exactly once" with where each row was
-read besides (marker=source), "groups" with a shuffle by partition, which marker=group needs and at
-least once is given to compare. "per core" is by a second of CPU of Spark, its Python workers
-included; "added" is by a micro-batch, beside one whose sink is noop.
+and the jobs by groups have it, too (docs/spark-clusters.md, Tuning). Queries are not planned
+adaptively either, but for the one whose name says so; "noop" only makes the rows. They go from
+Kafka to Kafka: "at least once" with values alone, "same columns" and "exactly once" with where each
+row was read besides (marker=source), "groups" with a shuffle by partition, which marker=group needs
+and at least once is given to compare. Jobs by groups have half the rows, and each value once.
+"per core" is by a second of CPU of Spark, its Python workers included; "added" is by a micro-batch,
+beside one whose sink is noop.
 """
 
 from __future__ import annotations
@@ -51,8 +52,12 @@ _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _BY_ROWS = str(2**31 - 1)
 #: Whether Spark plans what follows a shuffle when that is done.
 _ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
-_LARGE, _SMALL = 100_000, 1_000
+#: Rows in a batch of a query.
+_HUGE, _LARGE, _SMALL = 400_000, 100_000, 1_000
 
+_GROUPED = ["built-in", "at least once, groups", "exactly once, groups", "noop"]
+#: What takes long, and tells no more of many rows than of fewer.
+_NOT_HUGE = ["built-in", "exactly once, groups, adaptive"]
 _QUERIES = [
     "at least once",
     "at least once, same columns",
@@ -88,18 +93,24 @@ class Bench:
 
     # -- jobs ----------------------------------------------------------------------------------
 
-    def job(self, sink: str, *, keyed: bool) -> Row:
+    def job(self, sink: str, *, keyed: bool, grouped: bool = False) -> Row:
         """All rows, once."""
         topic = self.topic("job")
-        name = sink.partition(", ")[0]
-        kind = {"built-in": "kafka"}.get(name, name)
-        columns = [f.lit(bytearray(b"x" * 100)).alias("value")]
+        kind = _kind(sink.partition(", ")[0])
+        value = "rpad(string(id), 100, 'x')" if grouped else f"'{'x' * 100}'"
+        columns = [f.expr(f"cast({value} as binary)").alias("value")]
         if keyed:
             columns.append(f.expr("cast(string(id + 1000000000000000) as binary)").alias("key"))
-        rows = self.spark.range(0, self.rows, 1, 2).select(*columns)
-        writer = rows.write.format(kind).mode("append")
+        count = self.rows // 2 if grouped else self.rows
+        rows = self.spark.range(0, count, 1, 2).select(*columns)
         options = self.options(topic) | (_TUNED if sink == "built-in, tuned" else {})
-        if sink == "asyncproducer, tuned":
+        exact = sink.startswith("exactly once")
+        if "groups" in sink:
+            rows = by_kafka_partition(rows, tasks=2, partitions=_PARTITIONS)
+        if exact:
+            options |= {"delivery": "exactly_once", "sink.id": topic, "job.id": "1", "tasks": "2"}
+        writer = rows.write.format(kind).mode("append")
+        if grouped or sink == "asyncproducer, tuned":
             self.spark.conf.set(_ARROW_BYTES, _BY_ROWS)
         else:
             self.spark.conf.unset(_ARROW_BYTES)
@@ -107,13 +118,12 @@ class Bench:
         writer.options(**options).save()
         seconds = time.perf_counter() - began
         cpu = [after - least for after, least in zip(self._cpu(), before, strict=True)]
-        wanted = 0 if sink == "noop" else self.rows
-        self.check(topic, sum(self.kafka.end_offsets(topic).values()), wanted)
+        self.check(topic, self.found(topic, committed=exact), 0 if sink == "noop" else count)
         return {
-            "rows_per_s": self.rows / seconds,
-            "rows_per_s_per_core": self.rows / cpu[0],
-            "spark_cpu_ns_per_row": cpu[0] / self.rows * 1e9,
-            "kafka_cpu_ns_per_row": cpu[1] / self.rows * 1e9,
+            "rows_per_s": count / seconds,
+            "rows_per_s_per_core": count / cpu[0],
+            "spark_cpu_ns_per_row": cpu[0] / count * 1e9,
+            "kafka_cpu_ns_per_row": cpu[1] / count * 1e9,
         }
 
     def check(self, topic: str, found: int, wanted: int) -> None:
@@ -148,8 +158,10 @@ class Bench:
         rows_.write.format("asyncproducer").mode("append").options(**options).save()
         return topic
 
-    def committed(self, topic: str) -> int:
-        """How many records readers of committed ones see."""
+    def found(self, topic: str, *, committed: bool) -> int:
+        """How many records readers see; of committed ones: end offsets count markers, too."""
+        if not committed:
+            return sum(self.kafka.end_offsets(topic).values())
         options = {"subscribe": topic, "kafka.isolation.level": "read_committed"}
         rows = self.spark.read.format("kafka").options(**self.options(topic), **options).load()
         return int(rows.count())
@@ -176,10 +188,9 @@ class Bench:
         if exact:
             options |= {"delivery": "exactly_once", "sink.id": topic}
             options |= {"tasks": "2"} if groups else {"marker": "source"}
-        kind = {"noop": "noop", "built-in": "kafka"}.get(sink, "asyncproducer")
         with tempfile.TemporaryDirectory() as checkpoint:
             query = (
-                rows.writeStream.format(kind)
+                rows.writeStream.format(_kind(sink))
                 .options(**options)
                 .option("checkpointLocation", checkpoint)
                 .trigger(availableNow=True)
@@ -187,13 +198,17 @@ class Bench:
             )
             query.awaitTermination()
         if sink != "noop":
-            ends = self.kafka.end_offsets
-            found = self.committed(topic) if exact else sum(ends(topic).values())
-            self.check(topic, found, sum(ends(source).values()))
+            wanted = self.found(source, committed=False)
+            self.check(topic, self.found(topic, committed=exact), wanted)
         # The first batches find nothing ready, and the last may be smaller.
         full = [each for each in query.recentProgress if each["numInputRows"] == batch][2:]
         trigger = statistics.median(each["durationMs"]["triggerExecution"] for each in full)
         return {"batches": len(full), "trigger_ms": trigger, "rows_per_s": batch / trigger * 1e3}
+
+
+def _kind(sink: str) -> str:
+    """Spark's name of it."""
+    return {"noop": "noop", "built-in": "kafka"}.get(sink, "asyncproducer")
 
 
 def _rounds(
@@ -304,11 +319,20 @@ def _cases(
         )
         for name, keyed in (("value", False), ("key and value", True))
     }
+    cases |= {
+        f"{name}, by groups": _rounds(
+            _GROUPED,
+            lambda sink, keyed=keyed: bench.job(sink, keyed=keyed, grouped=True),  # type: ignore[misc]
+            rounds,
+            unmeasured,
+        )
+        for name, keyed in (("value", False), ("key and value", True))
+    }
     bench.spark.conf.set(_ARROW_BYTES, _BY_ROWS)
-    for size in (_LARGE, _SMALL):
+    for size in (_HUGE, _LARGE, _SMALL):
         source = bench.source(size * batches)
         runs = _rounds(
-            _QUERIES,
+            [each for each in _QUERIES if size < _HUGE or each not in _NOT_HUGE],
             lambda sink, source=source, size=size: bench.query(sink, source, size),  # type: ignore[misc]
             rounds,
             unmeasured,
