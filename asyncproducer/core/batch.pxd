@@ -11,7 +11,7 @@ from cpython.bytes cimport (
     PyBytes_FromStringAndSize,
     PyBytes_GET_SIZE,
 )
-from cpython.list cimport PyList_GET_ITEM
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
@@ -33,9 +33,19 @@ cdef inline const unsigned char *utf8(object text) except NULL:
     return <const unsigned char *>PyUnicode_AsUTF8AndSize(text, &size)
 
 
-# An item of a list without a reference of its own: the list keeps it.
-cdef inline PyObject *item_of(list items, Py_ssize_t index) noexcept:
-    return <PyObject *>PyList_GET_ITEM(items, index)
+# Of a list, and an item of it, without references of their own: somebody keeps the list, and the
+# list its item. To count references of the same list several times for each record takes longer
+# than to read its items.
+cdef inline PyObject *uncounted(list items) noexcept:
+    return <PyObject *>items
+
+
+cdef inline Py_ssize_t count_of(PyObject *items) noexcept:
+    return PyList_GET_SIZE(<object>items)
+
+
+cdef inline PyObject *item_of(PyObject *items, Py_ssize_t index) noexcept:
+    return <PyObject *>PyList_GET_ITEM(<object>items, index)
 
 
 # Its size and what it holds will be read soon. They are anywhere in memory, which is waited for
@@ -118,12 +128,15 @@ cdef inline char *octets_of(bytes data):
 
 cdef enum:
     COMPILED = 1
+    # What a record has before its value: five varints of at most 5, 10, 5, 1 and 5 bytes, and one.
+    FRONT_BYTES = 32
 cdef Py_ssize_t _OVERHEAD
 cdef Py_ssize_t _AHEAD
 cdef double _ESTIMATE_FACTOR
 
 cdef Py_ssize_t _field_size(object data) except -1
 cdef Py_ssize_t _size_of_length(Py_ssize_t length) noexcept
+cdef Py_ssize_t _with_length_of(Py_ssize_t length) noexcept
 cdef Py_ssize_t _size_of_field(Py_ssize_t size) noexcept
 @cython.locals(value=cython.ulonglong, size=Py_ssize_t)
 cdef Py_ssize_t _size_of_delta(long long delta) noexcept
@@ -144,6 +157,8 @@ cdef class Values:
 
 cdef class ListedValues(Values):
     cdef list items
+    # The same without a reference of its own, see uncounted.
+    cdef PyObject *bare
     cdef int[::1] sizes
     cdef bint keeps
     cdef Py_ssize_t base
@@ -242,11 +257,16 @@ cdef class ProducerBatch(Outcome):
         number=Py_ssize_t,
         found=Py_ssize_t,
         value_size=Py_ssize_t,
-        length=Py_ssize_t,
         body_size=Py_ssize_t,
+        record_size=Py_ssize_t,
         needed=Py_ssize_t,
         room=Py_ssize_t,
         bound=Py_ssize_t,
+        front=cython.char[32],
+        front_size=Py_ssize_t,
+        number_at=Py_ssize_t,
+        alike=Py_ssize_t,
+        behind="char *",
         at="char *",
     )
     cpdef Py_ssize_t append_values(

@@ -34,6 +34,8 @@ from asyncproducer.errors import (
 if TYPE_CHECKING:
     # Where this module is compiled, these are C functions, see batch.pxd.
     COMPILED: bool
+    FRONT_BYTES: int
+    front: Any
     PyByteArray_AS_STRING: Any
     PyByteArray_Resize: Any
     append_bytes: Any
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     bytes_size: Any
     is_bytes: Any
     item_of: Any
+    uncounted: Any
+    count_of: Any
     memcpy: Any
     new_buffer: Any
     octets_of: Any
@@ -209,6 +213,17 @@ def _size_of_length(length: int) -> int:
     return 5
 
 
+def _with_length_of(length: int) -> int:
+    """The next length whose varint has more bytes."""
+    if length < 64:
+        return 64
+    if length < 8192:
+        return 8192
+    if length < 1048576:
+        return 1048576
+    return 134217728 if length < 134217728 else sys.maxsize
+
+
 def _size_of_field(size: int) -> int:
     """Bytes of a nullable field of `size` bytes, -1 for null, with its length."""
     return 1 if size < 0 else size + _size_of_length(size)
@@ -256,6 +271,8 @@ class ListedValues(Values):
 
     def __init__(self, items: list[Any], sizes: Any = None, base: int = 0) -> None:
         self.items = items
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            self.bare: Any = uncounted(items)
         self.sizes = sizes
         self.keeps = sizes is not None
         self.base = base
@@ -263,12 +280,12 @@ class ListedValues(Values):
     def locate(self, number: int) -> int:
         """See Values."""
         if COMPILED:  # pragma: no cover - coverage sees no C
-            count = len(self.items)
+            count = count_of(self.bare)
             if number >= count:
                 return -2
             if number + _AHEAD < count:
-                ap_prefetch(item_of(self.items, number + _AHEAD))
-            item = item_of(self.items, number)
+                ap_prefetch(item_of(self.bare, number + _AHEAD))
+            item = item_of(self.bare, number)
             if not is_bytes(item):
                 return -2
             self.at = bytes_data(item)
@@ -550,34 +567,48 @@ class ProducerBatch(Outcome):
         if COMPILED:  # pragma: no cover - coverage sees no C
             at = PyByteArray_AS_STRING(buffer) + (size - self._before)
             room = self._before + len(buffer)
-            value_size = length = -2
+            value_size = -2
+            alike = 0
             try:
                 while number < end:
                     found = values.locate(number)
                     if found < -1 or size + found >= limit:
                         break
-                    if found != value_size:
-                        # Nearly always it is that of the one before.
+                    if found != value_size or count >= alike:
                         if found > most:
                             break
                         value_size = found
-                        length = around + _size_of_field(value_size)
                         if value_size > largest:
                             largest = value_size
-                    body_size = length + _size_of_length(count)
-                    needed = size + body_size + _size_of_length(body_size)
+                        body_size = around + _size_of_field(value_size) + _size_of_length(count)
+                        record_size = body_size + _size_of_length(body_size)
+                        # What is before the value. Of the records behind this one only their number
+                        # in the batch is another, as long as it has as many bytes.
+                        behind = put_varint(front, body_size)
+                        behind[0] = 0
+                        behind = put_varint(behind + 1, delta)
+                        number_at = behind - front
+                        behind = put_varint(behind, count)
+                        behind[0] = 1
+                        behind = put_varint(behind + 1, value_size)
+                        front_size = behind - front
+                        alike = _with_length_of(count)
+                    needed = size + record_size
                     if needed > room:
-                        buffer = self._make_room(size, needed - size)
+                        buffer = self._make_room(size, record_size)
                         at = PyByteArray_AS_STRING(buffer) + (size - self._before)
                         room = self._before + len(buffer)
                         if values.locate(number) != value_size:
                             break  # somebody else's code has run meanwhile
-                    at = put_varint(at, body_size)
-                    at[0] = 0
-                    at = put_varint(at + 1, delta)
-                    at = put_varint(at, count)
-                    at[0] = 1
-                    at = put_field(at + 1, value_size, values.at)
+                    if needed + FRONT_BYTES <= room:
+                        memcpy(at, front, FRONT_BYTES)  # of so many it is a few instructions
+                    else:
+                        memcpy(at, front, front_size)
+                    put_varint(at + number_at, count)
+                    at += front_size
+                    if value_size > 0:
+                        memcpy(at, values.at, value_size)
+                        at += value_size
                     at[0] = 0
                     at += 1
                     size = needed

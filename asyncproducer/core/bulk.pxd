@@ -9,7 +9,6 @@ from asyncproducer.core.batch cimport (
     ProducerBatch,
     Values,
     bytes_size,
-    item_of,
     put_field,
     put_varint,
 )

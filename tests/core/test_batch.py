@@ -312,6 +312,25 @@ def test_values_in_a_row_are_written_as_single_ones(before: int, delta: int) -> 
     assert finish(one) == finish(other)
 
 
+@pytest.mark.parametrize("before", [0, 55, 8_180])
+@pytest.mark.parametrize("size", [0, 1, 8, 60, 100])
+def test_values_of_one_size_are_written_as_single_ones(before: int, size: int) -> None:
+    """Their number in the batch gets longer among them, and with it the record."""
+    values = [b"%03d" % n * 40 for n in range(20)]
+    items = [value[:size] for value in values]
+    one, other = new(limit=1_000_000), new(limit=1_000_000)
+    for batch in (one, other):
+        for _ in range(before):
+            add(batch, None)
+    split = 7
+    assert one.append_values(ListedValues(items), 0, split, T0, 900_000, 900_000) == split
+    assert one.append_values(ListedValues(items), split, 20, T0, 900_000, 900_000) == 20 - split
+    for value in items:
+        add(other, value)
+    assert (one.count, one.size) == (other.count, other.size)
+    assert finish(one) == finish(other)
+
+
 @pytest.mark.parametrize("limit", [200, 201, 260, 261])
 def test_values_in_a_row_end_before_a_limit(limit: int) -> None:
     batch = new(limit=1_000_000)
