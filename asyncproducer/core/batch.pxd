@@ -136,7 +136,6 @@ cdef double _ESTIMATE_FACTOR
 
 cdef Py_ssize_t _field_size(object data) except -1
 cdef Py_ssize_t _size_of_length(Py_ssize_t length) noexcept
-cdef Py_ssize_t _with_length_of(Py_ssize_t length) noexcept
 cdef Py_ssize_t _size_of_field(Py_ssize_t size) noexcept
 @cython.locals(value=cython.ulonglong, size=Py_ssize_t)
 cdef Py_ssize_t _size_of_delta(long long delta) noexcept
@@ -265,6 +264,7 @@ cdef class ProducerBatch(Outcome):
         front=cython.char[32],
         front_size=Py_ssize_t,
         number_at=Py_ssize_t,
+        number_size=Py_ssize_t,
         alike=Py_ssize_t,
         behind="char *",
         at="char *",

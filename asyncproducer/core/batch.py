@@ -213,17 +213,6 @@ def _size_of_length(length: int) -> int:
     return 5
 
 
-def _with_length_of(length: int) -> int:
-    """The next length whose varint has more bytes."""
-    if length < 64:
-        return 64
-    if length < 8192:
-        return 8192
-    if length < 1048576:
-        return 1048576
-    return 134217728 if length < 134217728 else sys.maxsize
-
-
 def _size_of_field(size: int) -> int:
     """Bytes of a nullable field of `size` bytes, -1 for null, with its length."""
     return 1 if size < 0 else size + _size_of_length(size)
@@ -580,7 +569,8 @@ class ProducerBatch(Outcome):
                         value_size = found
                         if value_size > largest:
                             largest = value_size
-                        body_size = around + _size_of_field(value_size) + _size_of_length(count)
+                        number_size = _size_of_length(count)
+                        body_size = around + _size_of_field(value_size) + number_size
                         record_size = body_size + _size_of_length(body_size)
                         # What is before the value. Of the records behind this one only their number
                         # in the batch is another, as long as it has as many bytes.
@@ -592,7 +582,8 @@ class ProducerBatch(Outcome):
                         behind[0] = 1
                         behind = put_varint(behind + 1, value_size)
                         front_size = behind - front
-                        alike = _with_length_of(count)
+                        alike = 64  # a zigzag varint has 6 bits in its first byte, then 7
+                        alike <<= 7 * (number_size - 1)
                     needed = size + record_size
                     if needed > room:
                         buffer = self._make_room(size, record_size)
