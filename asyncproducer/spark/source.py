@@ -7,7 +7,6 @@ of the same writer for a job, of another one for a streaming query.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -25,14 +24,13 @@ from asyncproducer.errors import ConfigError, KafkaError
 from asyncproducer.spark.checkpoint import runs_without_batches
 from asyncproducer.spark.columns import SinkColumns
 from asyncproducer.spark.delivery import Sink, Task
+from asyncproducer.spark.exchange import hasten, incoming
 from asyncproducer.spark.kept import freeze
 from asyncproducer.spark.markers import SinkStopped
 from asyncproducer.spark.options import Keying, SinkOptions
 from asyncproducer.spark.reports import TaskReport
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from pyspark.sql.types import StructType
 
 __all__ = ["DefaultSource", "RowsCutShort", "register"]
@@ -87,6 +85,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _sink(given: Mapping[str, str], schema: Any, *, streaming: bool) -> Sink:
+    hasten()
     options = SinkOptions.of(dict(given), streaming=streaming)
     sink = Sink(options, SinkColumns.of(schema, options))
     sink.prepare()
@@ -103,6 +102,7 @@ class _Message(WriterCommitMessage):
 
 
 def _write(sink: Sink, batches: Iterator[Any]) -> _Message:
+    hasten()
     context = TaskContext.get()
     if context is None:
         raise RuntimeError("the sink's write() runs in a task of Spark, and there is none")
@@ -132,10 +132,7 @@ def _whole(batches: Iterator[Any]) -> Iterator[Any]:
     whole, Spark's worker protocol has more (SpecialLengths.END_OF_STREAM of pyspark.serializers,
     which pyspark.worker.main reads after us).
     """
-    stream: Any = None
-    frame: FrameType | None = sys._getframe()
-    while stream is None and frame is not None:
-        stream, frame = frame.f_locals.get("infile"), frame.f_back
+    stream = incoming()
     yield from batches
     if stream is None:
         raise SinkStopped(
