@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -9,6 +10,7 @@ from pyspark.sql.types import IntegerType
 
 from asyncproducer.producer import Producer
 from asyncproducer.spark.columns import PARTITIONS, TASKS
+from asyncproducer.spark.exchange import hasten
 from asyncproducer.spark.routing import partitions_of
 from asyncproducer.spark.worker import worker
 
@@ -81,9 +83,13 @@ async def _count(topic: str, bootstrap_servers: str, options: dict[str, Any]) ->
 def _partition_of(partitions: int) -> Any:
     import pyarrow
 
-    def partition_of(column: pyarrow.Array) -> pyarrow.Array:
-        return partitions_of(column.fill_null(b""), partitions)
+    # Of an iterator, which is here before the first rows are.
+    def partition_of(columns: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
+        hasten()
+        for column in columns:
+            yield partitions_of(column.fill_null(b""), partitions)
 
     # Spark reads the annotations, which are text here.
-    partition_of.__annotations__ = {"column": pyarrow.Array, "return": pyarrow.Array}
+    arrays = Iterator[pyarrow.Array]
+    partition_of.__annotations__ = {"columns": arrays, "return": arrays}
     return F.arrow_udf(partition_of, IntegerType())
