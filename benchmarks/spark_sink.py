@@ -8,7 +8,7 @@ One real Kafka and one Spark, `local[2]`, which share the cores of this machine.
 times unmeasured, then once a round; who is first rotates. Every run has a topic of its own, whose
 end offsets must be what was written (exactly once, where they count transactions as well: the
 records that are read as committed).
-Spark talks to its Python workers by Unix domain sockets (--tcp: as it does by default).
+Spark talks to its Python workers by Unix domain sockets.
 "built-in, tuned" is Spark's sink with linger.ms=20 and batch.size=1000000; "asyncproducer, tuned"
 this one where Spark does not ask for the size of each Arrow batch after each row, as the queries
 and the jobs by groups have it, too (docs/spark-clusters.md, Tuning). Queries are not planned
@@ -17,7 +17,7 @@ Kafka to Kafka: "at least once" with values alone, "same columns" and "exactly o
 row was read besides (marker=source), "groups" with a shuffle by partition, which marker=group needs
 and at least once is given to compare. Jobs by groups have half the rows, and each value once.
 "per core" is by a second of CPU of Spark, its Python workers included; "added" is by a micro-batch,
-beside one whose sink is noop.
+beside one whose sink is noop. With --defaults the queries alone run, and nothing of this is set.
 """
 
 from __future__ import annotations
@@ -75,10 +75,13 @@ Row = dict[str, Any]
 class Bench:
     """A Kafka, a Spark, and the topics of the runs."""
 
-    def __init__(self, kafka: KafkaCluster, spark: SparkSession, rows: int) -> None:
+    def __init__(
+        self, kafka: KafkaCluster, spark: SparkSession, rows: int, *, defaults: bool
+    ) -> None:
         self.kafka = kafka
         self.spark = spark
         self.rows = rows
+        self.defaults = defaults
         self._numbers = count()
 
     def topic(self, name: str, partitions: int = _PARTITIONS) -> str:
@@ -177,7 +180,9 @@ class Bench:
         )
         options = self.options(topic)
         exact, groups = sink.startswith("exactly once"), "groups" in sink
-        self.spark.conf.set(_ADAPTIVE, str(sink.endswith("adaptive")).lower())
+        if not self.defaults:
+            self.spark.conf.set(_ADAPTIVE, str(sink.endswith("adaptive")).lower())
+            self.spark.conf.set(_ARROW_BYTES, _BY_ROWS)
         if sink in ("exactly once", "at least once, same columns"):
             places = ("topic as __topic", "partition as __partition", "offset as __offset")
             rows = rows.selectExpr("value", *places)
@@ -259,7 +264,10 @@ def main() -> None:
         help="rounds before these: the JVM compiles what it runs often (default: %(default)s)",
     )
     parser.add_argument(
-        "--tcp", action="store_true", help="Python workers by TCP, as Spark has it by default"
+        "--defaults",
+        action="store_true",
+        help="the queries alone, with Spark's own settings: Python workers by TCP, adaptive "
+        "plans, Arrow batches that end by bytes",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers")
     options = parser.parse_args()
@@ -277,14 +285,14 @@ def main() -> None:
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.memory", "2g")
-            .config("spark.python.unix.domain.socket.enabled", str(not options.tcp).lower())
+            .config("spark.python.unix.domain.socket.enabled", str(not options.defaults).lower())
             .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("OFF")
-        bench = Bench(kafka, spark, options.rows)
+        bench = Bench(kafka, spark, options.rows, defaults=options.defaults)
         try:
             cases = _cases(bench, options.rounds, options.unmeasured, options.batches)
         finally:
@@ -300,17 +308,15 @@ def main() -> None:
             "rows": options.rows,
             "rounds": options.rounds,
             "unmeasured": options.unmeasured,
-            "python_workers_by": "tcp" if options.tcp else "unix domain socket",
+            "spark_settings": "defaults" if options.defaults else "tuned",
         }
         text = json.dumps({"about": about, "cases": cases}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
 
 
-def _cases(
-    bench: Bench, rounds: int, unmeasured: int, batches: int
-) -> dict[str, dict[str, list[Row]]]:
+def _jobs(bench: Bench, rounds: int, unmeasured: int) -> dict[str, dict[str, list[Row]]]:
     sinks = ["built-in", "built-in, tuned", "asyncproducer", "asyncproducer, tuned", "noop"]
-    cases = {
+    jobs = {
         name: _rounds(
             sinks,
             lambda sink, keyed=keyed: bench.job(sink, keyed=keyed),  # type: ignore[misc]
@@ -319,7 +325,7 @@ def _cases(
         )
         for name, keyed in (("value", False), ("key and value", True))
     }
-    cases |= {
+    return jobs | {
         f"{name}, by groups": _rounds(
             _GROUPED,
             lambda sink, keyed=keyed: bench.job(sink, keyed=keyed, grouped=True),  # type: ignore[misc]
@@ -328,7 +334,12 @@ def _cases(
         )
         for name, keyed in (("value", False), ("key and value", True))
     }
-    bench.spark.conf.set(_ARROW_BYTES, _BY_ROWS)
+
+
+def _cases(
+    bench: Bench, rounds: int, unmeasured: int, batches: int
+) -> dict[str, dict[str, list[Row]]]:
+    cases = {} if bench.defaults else _jobs(bench, rounds, unmeasured)
     for size in (_HUGE, _LARGE, _SMALL):
         source = bench.source(size * batches)
         runs = _rounds(
