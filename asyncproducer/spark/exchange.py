@@ -31,10 +31,10 @@ def hasten() -> None:
     is acknowledged, which the other side's kernel delays by 40 ms (Nagle's algorithm and delayed
     acknowledgements). Acknowledges at once what has come, and holds back nothing from now on. To be
     called where something is read next: the first counts until this side has written. Does nothing
-    where the system has no such option, nor to another kind of stream.
+    where the system has no such option, nor to another kind of stream, or one that is closed.
     """
     with (
-        suppress(AttributeError, OSError),
+        suppress(AttributeError, OSError, ValueError),
         socket.fromfd(incoming().fileno(), socket.AF_INET, socket.SOCK_STREAM) as connection,
     ):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)

@@ -48,6 +48,9 @@ def test_a_tcp_connection_acknowledges_at_once_and_holds_nothing_back(
 
 def test_other_streams_are_left_alone() -> None:
     main(io.BytesIO())
+    with open(__file__, "rb") as closed:
+        pass
+    main(closed)
     there, here = socket.socketpair()
     with there, here, here.makefile("rb") as stream:
         main(stream)
