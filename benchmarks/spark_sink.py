@@ -13,9 +13,9 @@ Spark talks to its Python workers by Unix domain sockets.
 this one where Spark does not ask for the size of each Arrow batch after each row, as the queries
 and the jobs by groups have it, too (docs/spark-clusters.md, Tuning). Queries are not planned
 adaptively either, but for the one whose name says so; "noop" only makes the rows. They go from
-Kafka to Kafka: "at least once" with values alone, "same columns" and "exactly once" with where each
-row was read besides (marker=source), "groups" with a shuffle by partition, which marker=group needs
-and at least once is given to compare. Jobs by groups have half the rows, and each value once.
+Kafka to Kafka: "at least once" with values alone, "same columns" and "exactly once" with one more,
+the origin of each row (marker=source), "groups" with a shuffle by partition, which marker=group
+needs and at least once is given to compare. Jobs by groups have half the rows, and each value once.
 "per core" is by a second of CPU of Spark, its Python workers included; "added" is by a micro-batch,
 beside one whose sink is noop. With --defaults the queries alone run, and nothing of this is set.
 """
@@ -40,7 +40,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import asyncproducer
-from asyncproducer.spark import by_kafka_partition
+from asyncproducer.spark import by_kafka_partition, origin
 from asyncproducer.spark.connector import connector_jars
 from asyncproducer.testing import KafkaCluster
 from asyncproducer.testing.java import spark_java_home
@@ -184,8 +184,7 @@ class Bench:
             self.spark.conf.set(_ADAPTIVE, str(sink.endswith("adaptive")).lower())
             self.spark.conf.set(_ARROW_BYTES, _BY_ROWS)
         if sink in ("exactly once", "at least once, same columns"):
-            places = ("topic as __topic", "partition as __partition", "offset as __offset")
-            rows = rows.selectExpr("value", *places)
+            rows = rows.select("value", origin(source))
         else:
             rows = rows.select("value")
         if groups:

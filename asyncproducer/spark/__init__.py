@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncproducer.spark.grouping import by_kafka_partition
+    from asyncproducer.spark.origins import origin
     from asyncproducer.spark.source import DefaultSource, register
 
-__all__ = ["DefaultSource", "by_kafka_partition", "register"]
+__all__ = ["DefaultSource", "by_kafka_partition", "origin", "register"]
 
-_MODULES = {"DefaultSource": "source", "by_kafka_partition": "grouping", "register": "source"}
+_MODULES = {
+    "DefaultSource": "source",
+    "by_kafka_partition": "grouping",
+    "origin": "origins",
+    "register": "source",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asyncproducer.errors import ConfigError
 from asyncproducer.spark.options import Keying, SinkOptions
 
-__all__ = ["OFFSET", "PARTITIONS", "SOURCE_PARTITION", "SOURCE_TOPIC", "TASKS", "SinkColumns"]
+__all__ = [
+    "OFFSET",
+    "OFFSET_BITS",
+    "ORIGIN",
+    "PARTITIONS",
+    "PLACES",
+    "SOURCE_PARTITION",
+    "SOURCE_TOPIC",
+    "TASKS",
+    "TOPICS",
+    "SinkColumns",
+]
 
 #: Where a row was read, for Keying.SOURCE.
 SOURCE_TOPIC, SOURCE_PARTITION, OFFSET = "__topic", "__partition", "__offset"
+
+#: The same as one number that `origin` has made: 15 bits for the partition (times how many topics
+#: there are, plus which of them it is), then the offset. The topics are in its metadata.
+ORIGIN, TOPICS = "__origin", "asyncproducer.topics"
+OFFSET_BITS = 48
+PLACES = 1 << 15
 
 #: What by_kafka_partition leaves in the metadata of the column `partition`: of how many partitions
 #: it has chosen, and its `tasks`.
@@ -32,6 +49,7 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
     SOURCE_TOPIC: ("string",),
     SOURCE_PARTITION: ("int",),
     OFFSET: ("bigint",),
+    ORIGIN: ("bigint",),
 }
 
 
@@ -48,6 +66,9 @@ class SinkColumns:
     source_topic: str | None = None
     source_partition: str | None = None
     offset: str | None = None
+    origin: str | None = None
+    #: Of which `origin` tells, in its order.
+    topics: tuple[str, ...] = ()
     #: Of how many `partition` was chosen by the key; 0 if somebody else has chosen.
     partitions: int = 0
 
@@ -56,6 +77,7 @@ class SinkColumns:
         """Check a StructType. Raises ConfigError, which says what to change."""
         found: dict[str, str] = {}
         partitions = tasks = 0
+        topics: tuple[str, ...] = ()
         for column in schema.fields:
             name, kind = column.name.lower(), column.dataType.simpleString()
             if name not in _TYPES:
@@ -79,8 +101,10 @@ class SinkColumns:
                     f"{' or '.join(_TYPES[name])}: {advice}"
                 )
             found[name] = column.name
+            metadata = column.metadata or {}
+            if name == ORIGIN:
+                topics = tuple(metadata.get(TOPICS, ()))
             if name == "partition":
-                metadata = column.metadata or {}
                 partitions, tasks = (int(metadata.get(each, 0)) for each in (PARTITIONS, TASKS))
         if "value" not in found:
             raise ConfigError(
@@ -89,7 +113,7 @@ class SinkColumns:
             )
         if options.topic is None and "topic" not in found:
             raise ConfigError("where do the rows go? Give the option topic, or a column topic")
-        _check_keying(found, options, tasks)
+        _check_keying(found, options, tasks, topics)
         return cls(
             value=found["value"],
             key=found.get("key"),
@@ -101,6 +125,8 @@ class SinkColumns:
             source_topic=found.get(SOURCE_TOPIC),
             source_partition=found.get(SOURCE_PARTITION),
             offset=found.get(OFFSET),
+            origin=found.get(ORIGIN),
+            topics=topics,
             partitions=partitions,
         )
 
@@ -116,15 +142,11 @@ class SinkColumns:
         }
 
 
-def _check_keying(found: Mapping[str, str], options: SinkOptions, tasks: int) -> None:
+def _check_keying(
+    found: Mapping[str, str], options: SinkOptions, tasks: int, topics: Sequence[str]
+) -> None:
     if options.keying is Keying.SOURCE:
-        missing = [n for n in (SOURCE_TOPIC, SOURCE_PARTITION, OFFSET) if n not in found]
-        if missing:
-            raise ConfigError(
-                f"marker=source needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}: "
-                "select topic, partition and offset of the source under these names, and keep them "
-                "up to the sink; or use marker=group"
-            )
+        _check_source(found, topics)
     if options.keying is not Keying.GROUP:
         return
     if "partition" not in found:
@@ -143,4 +165,30 @@ def _check_keying(found: Mapping[str, str], options: SinkOptions, tasks: int) ->
         raise ConfigError(
             f"tasks={options.tasks}, and by_kafka_partition was given tasks={tasks}: give the sink "
             "the same number"
+        )
+
+
+def _check_source(found: Mapping[str, str], topics: Sequence[str]) -> None:
+    three = (SOURCE_TOPIC, SOURCE_PARTITION, OFFSET)
+    missing = [name for name in three if name not in found]
+    if ORIGIN not in found:
+        if missing:
+            raise ConfigError(
+                f"marker=source needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}: "
+                "select topic, partition and offset of the source under these names (or, as one "
+                f"column {ORIGIN}, asyncproducer.spark.origin(<the topics that are read>)), and "
+                "keep them up to the sink; or use marker=group"
+            )
+        return
+    if len(missing) < len(three):
+        raise ConfigError(
+            f"the column {ORIGIN} says where a row was read, and so do {', '.join(three)}: drop "
+            "one or the other"
+        )
+    if not topics:
+        raise ConfigError(
+            f"the column {ORIGIN!r} does not say of which topics it tells: select what "
+            "asyncproducer.spark.origin(<the topics that are read>) returns. If a function in "
+            "Python comes after it (mapInArrow, mapInPandas), keep topic, partition and offset as "
+            f"{', '.join(three)} instead"
         )

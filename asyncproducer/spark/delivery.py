@@ -57,10 +57,9 @@ from asyncproducer.spark.reports import CommitReport, TaskReport
 from asyncproducer.spark.rows import (
     Groups,
     Offsets,
-    first_offset,
     payload_bytes,
+    read_of,
     several_sources,
-    source_of,
 )
 from asyncproducer.spark.worker import Feed, worker
 
@@ -579,9 +578,10 @@ class _SourceAttempt(_Attempt):
     """What was read of one Kafka partition."""
 
     def __init__(self, sink: Sink, task: Task, first: Any) -> None:
-        topic, partition = self._source = source_of(first, sink.columns)
+        self._source, offsets = read_of(first, sink.columns)
+        topic, partition = self._source
         super().__init__(sink, task, sink.place(f"{topic}/{partition}"))
-        self._offsets = Offsets(sink.columns.offset or "")
+        self._offsets = Offsets()
         self.source = f"{topic}-{partition}"
         self._unit = Unit(
             self.source,
@@ -589,7 +589,7 @@ class _SourceAttempt(_Attempt):
             task.query,
             task.partition,
             streaming=sink.options.streaming,
-            first_offset=first_offset(first, sink.columns),
+            first_offset=int(offsets.min()),
             adopt=sink.options.adopt,
         )
 
@@ -613,12 +613,11 @@ class _SourceAttempt(_Attempt):
         return self._unit
 
     def look(self, batch: Any, start: int = 0) -> Any:
-        columns = self.sink.columns
-        here = source_of(batch, columns)
+        here, offsets = read_of(batch, self.sink.columns)
         if here != self._source:
             raise several_sources([self._source, here])
         self.rows += batch.num_rows
-        return self._offsets.look(batch, start)
+        return self._offsets.look(batch, offsets, start)
 
     def marker(self, found: Marker | None) -> Marker:
         return marker_of_source(self._unit, found, self._offsets.seen)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pyarrow
 import pyarrow.compute
 
 from asyncproducer.arrow import murmur2_of
-from asyncproducer.spark.columns import SinkColumns
+from asyncproducer.spark.columns import OFFSET_BITS, SinkColumns
 from asyncproducer.spark.markers import Seen, SinkStopped
 
-__all__ = ["Groups", "Offsets", "first_offset", "payload_bytes", "several_sources", "source_of"]
+__all__ = ["Groups", "Offsets", "Read", "payload_bytes", "read_of", "several_sources"]
 
 
 def payload_bytes(batch: Any, columns: SinkColumns) -> int:
@@ -82,8 +82,42 @@ def _hashes(column: Any) -> Any:
     return numpy.asarray(murmur2_of(column)).view(numpy.uint64)
 
 
-def source_of(batch: Any, columns: SinkColumns) -> tuple[str, int]:
-    """Where all rows of a batch were read. Raises SinkStopped if that is not one place."""
+class Read(NamedTuple):
+    """Where the rows of a batch were read."""
+
+    source: tuple[str, int]
+    #: A numpy array.
+    offsets: Any
+
+
+def read_of(batch: Any, columns: SinkColumns) -> Read:
+    """Of a batch with rows. Raises SinkStopped if they are not of one Kafka partition."""
+    if columns.origin is not None:
+        return _unpacked(batch, columns.origin, columns.topics)
+    return Read(_source_of(batch, columns), _integers(batch, columns.offset or ""))
+
+
+def _unpacked(batch: Any, name: str, topics: Sequence[str]) -> Read:
+    missing = batch.column(name).null_count
+    if missing:
+        raise SinkStopped(
+            f"the column {name!r} is null in {missing} rows. Either they were read from another "
+            f"topic than {', '.join(topics)}, which origin() was given: name all that are read. Or "
+            "a partition or an offset is too large for it: then select topic, partition and offset "
+            "as __topic, __partition and __offset instead"
+        )
+    packed = _integers(batch, name)
+    # The lowest and the highest are of two partitions if any are.
+    sources = []
+    for each in (packed.min(), packed.max()):
+        partition, n = divmod(int(each) >> OFFSET_BITS, len(topics))
+        sources.append((topics[n], partition))
+    if sources[0] != sources[1]:
+        raise several_sources(sources)
+    return Read(sources[0], packed & ((1 << OFFSET_BITS) - 1))
+
+
+def _source_of(batch: Any, columns: SinkColumns) -> tuple[str, int]:
     names = [columns.source_topic or "", columns.source_partition or ""]
     try:
         topics, partitions = (batch.column(name).unique().to_pylist() for name in names)
@@ -107,25 +141,18 @@ def several_sources(found: Iterable[tuple[str | None, int | None]]) -> SinkStopp
     )
 
 
-def first_offset(batch: Any, columns: SinkColumns) -> int:
-    """The lowest offset of the source, of a batch with rows."""
-    return int(_integers(batch, columns.offset or "").min())
-
-
 class Offsets:
     """Remembers which offsets of the source were looked at."""
 
-    def __init__(self, column: str) -> None:
-        self._column = column
+    def __init__(self) -> None:
         self._first = 2**63
         self._last = -1
         #: How many rows, and the sum of their mixed offsets: before `start`, and from there on.
         self._rows = [0, 0]
         self._sums = [0, 0]
 
-    def look(self, batch: Any, start: int) -> Any:
-        """The rows of a batch with rows that were read at `start` or later."""
-        offsets = _integers(batch, self._column)
+    def look(self, batch: Any, offsets: Any, start: int) -> Any:
+        """The rows of a batch with rows that were read at `start` or later, given all offsets."""
         self._first = min(self._first, int(offsets.min()))
         self._last = max(self._last, int(offsets.max()))
         mixed = _mixed(offsets)

@@ -40,6 +40,9 @@ _FEED_BYTES = "asyncproducer.spark.worker.FEED_BYTES"
 READ = SinkColumns(
     "value", source_topic="__topic", source_partition="__partition", offset="__offset"
 )
+PACKED = SinkColumns("value", origin="__origin", topics=("out", "in", "far"))
+#: Rows that were read tell where in either way.
+either_way = pytest.mark.parametrize("columns", [READ, PACKED], ids=["columns", "origin"])
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +75,9 @@ def keyed(broker: Broker, partitions: int, **options: Any) -> Sink:
     return replace(grouped(broker, **options), columns=columns)
 
 
-def sourced(broker: Broker, *, streaming: bool = True, **options: Any) -> Sink:
+def sourced(
+    broker: Broker, *, streaming: bool = True, columns: SinkColumns = READ, **options: Any
+) -> Sink:
     given = {
         "bootstrap.servers": broker.servers,
         "topic": "out",
@@ -81,7 +86,7 @@ def sourced(broker: Broker, *, streaming: bool = True, **options: Any) -> Sink:
         "marker": "source",
         **{name.replace("_", "."): str(value) for name, value in options.items()},
     }
-    return Sink(SinkOptions.of(given, streaming=streaming), READ)
+    return Sink(SinkOptions.of(given, streaming=streaming), columns)
 
 
 def rows(*values: bytes, **columns: list[Any]) -> pa.RecordBatch:
@@ -105,7 +110,14 @@ def read(offsets: Sequence[int], partition: int = 0, topic: str = "in") -> pa.Re
         __topic=pa.array([topic] * len(offsets), pa.string()),
         __partition=pa.array([partition] * len(offsets), pa.int32()),
         __offset=pa.array(offsets, pa.int64()),
+        __origin=packed(offsets, partition, topic),
     )
+
+
+def packed(offsets: Sequence[int], partition: int, topic: str) -> pa.Array:
+    """As `origin` has it."""
+    place = partition * len(PACKED.topics) + PACKED.topics.index(topic)
+    return pa.array([(place << 48) + offset for offset in offsets], pa.int64())
 
 
 def expected(*ranges: tuple[int, range]) -> list[bytes]:
@@ -813,8 +825,9 @@ def test_a_job_is_done_once(broker: Broker) -> None:
 # -- sources -----------------------------------------------------------------------------------
 
 
-def test_what_was_read_is_written_once(broker: Broker) -> None:
-    sink = sourced(broker)
+@either_way
+def test_what_was_read_is_written_once(broker: Broker, columns: SinkColumns) -> None:
+    sink = sourced(broker, columns=columns)
     first = sink.write([read(range(3)), read(range(3, 5))], Task(0, 0, "q"))
     assert (first.source, first.rows, first.skipped) == ("in-0", 5, 0)
     assert first.latency_ms_max > 0
@@ -834,12 +847,23 @@ def test_a_replay_of_old_rows_does_not_turn_the_marker_back(broker: Broker) -> N
     assert broker.values() == expected((0, range(10)))
 
 
-def test_each_partition_that_is_read_has_its_own_marker(broker: Broker) -> None:
-    sink = sourced(broker)
+@either_way
+def test_each_partition_that_is_read_has_its_own_marker(
+    broker: Broker, columns: SinkColumns
+) -> None:
+    sink = sourced(broker, columns=columns)
     assert sink.write([read(range(3), 0)], Task(0, 0, "q")).rows == 3
     assert sink.write([read(range(3), 1)], Task(1, 0, "q")).rows == 3
-    assert sink.write([], Task(2, 0, "q")).rows == 0
-    assert broker.values() == expected((0, range(3)), (1, range(3)))
+    assert sink.write([read(range(3), 1, topic="out")], Task(2, 0, "q")).source == "out-1"
+    assert sink.write([], Task(3, 0, "q")).rows == 0
+    assert broker.values() == expected((0, range(3)), (1, range(3)), (1, range(3)))
+
+
+def test_a_query_may_change_how_it_tells_where_rows_were_read(broker: Broker) -> None:
+    for number, columns in enumerate((READ, PACKED, READ)):
+        sink = sourced(broker, columns=columns)
+        sink.write([read(range(number, number + 2))], Task(0, 0, f"q{number}"))
+    assert broker.values() == expected((0, range(4)))
 
 
 def test_a_partition_with_its_first_rows_late_is_new_if_the_query_is_known(broker: Broker) -> None:
@@ -863,13 +887,23 @@ def test_the_progress_of_a_query_does_not_go_back(
         sink.write([read(range(3), 1)], Task(1, 5, "q"))
 
 
-def test_two_partitions_in_one_task_stop(broker: Broker) -> None:
+@either_way
+def test_two_partitions_in_one_task_stop(broker: Broker, columns: SinkColumns) -> None:
     both = pa.Table.from_batches([read(range(2), 0), read(range(2), 1)]).combine_chunks()
     for batches in ([read(range(2), 0), read(range(2), 1)], both.to_batches()):
         with pytest.raises(SinkStopped, match="in-0 and in-1"):
-            sourced(broker).write(batches, Task(0, 0, "q"))
+            sourced(broker, columns=columns).write(batches, Task(0, 0, "q"))
     assert broker.values() == []
     assert open_transactions(broker) == []
+
+
+def test_rows_whose_origin_is_unknown_stop(broker: Broker) -> None:
+    column = pa.array([packed([0], 0, "in")[0].as_py(), None], pa.int64())
+    batch = read(range(2))
+    batch = batch.set_column(batch.schema.names.index("__origin"), "__origin", column)
+    with pytest.raises(SinkStopped, match=r"null in 1 rows.* another topic than out, in, far"):
+        sourced(broker, columns=PACKED).write([batch], Task(0, 0, "q"))
+    assert broker.values() == []
 
 
 def test_one_partition_in_two_tasks_stops(broker: Broker) -> None:

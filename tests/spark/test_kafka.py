@@ -43,6 +43,8 @@ class Pipe:
 
     def read(self) -> Any:
         """The source as a stream, with what marker=source wants to know."""
+        from asyncproducer.spark import origin
+
         options = {
             "kafka.bootstrap.servers": self.servers,
             "subscribe": self.source,
@@ -52,13 +54,7 @@ class Pipe:
             self.spark.readStream.format("kafka")
             .options(**options)
             .load()
-            .selectExpr(
-                "key",
-                "value",
-                "topic as __topic",
-                "partition as __partition",
-                "offset as __offset",
-            )
+            .select("key", "value", origin(self.source))
         )
 
     def run(self, df: Any, **options: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncproducer import ConfigError
-from asyncproducer.spark.columns import TASKS, SinkColumns
+from asyncproducer.spark.columns import TASKS, TOPICS, SinkColumns
 from asyncproducer.spark.connector import connector_version
 from asyncproducer.spark.options import Keying, SinkOptions
 
@@ -207,6 +207,9 @@ def test_the_option_topic_is_stronger_than_the_column() -> None:
         ({"value": "string"}, {"kafka.bootstrap.servers": "h:9092"}, "where do the rows go?"),
         ({"value": "string"}, SOURCE, "the columns __topic, __partition, __offset"),
         ({"value": "string", **READ, "__offset": "int"}, SOURCE, "it must be bigint"),
+        ({"value": "string", "__origin": "bigint"}, SOURCE, "does not say of which topics"),
+        ({"value": "string", "__origin": "bigint", **READ}, SOURCE, "drop one or the other"),
+        ({"value": "string", "__origin": "string"}, SOURCE, "it must be bigint"),
         ({"value": "string"}, GROUP, "by_kafka_partition"),
     ],
 )
@@ -233,6 +236,11 @@ def test_the_sink_has_the_tasks_of_the_frame() -> None:
 def test_where_rows_were_read_may_stay_in_any_frame() -> None:
     assert SinkColumns.of(schema(value="string", **READ), options(PLAIN)).offset == "__offset"
     assert SinkColumns.of(schema(value="string", **READ), options(SOURCE)).offset == "__offset"
+    packed = schema(value="string", __origin="bigint")
+    packed.fields[1].metadata[TOPICS] = ["a", "b"]
+    for given in (PLAIN, SOURCE):
+        found = SinkColumns.of(packed, options(given))
+        assert (found.origin, found.topics) == ("__origin", ("a", "b"))
 
 
 # -- the connector, which is Spark's own

@@ -201,6 +201,46 @@ def test_the_sink_knows_of_how_many_partitions_a_row_has_one(spark: Any, F: Any)
     assert SinkColumns.of(placed.schema, options).partitions == 0
 
 
+def test_an_origin_is_topic_partition_and_offset(spark: Any, F: Any) -> None:
+    """And none where a number has no room for it, or the topic is another."""
+    import pyarrow
+
+    from asyncproducer.spark import origin
+    from asyncproducer.spark.columns import SinkColumns
+    from asyncproducer.spark.options import SinkOptions
+    from asyncproducer.spark.rows import read_of
+
+    given = {"bootstrap.servers": "h:9092", "topic": "out"}
+    options = SinkOptions.of(given, streaming=False)
+
+    def packed(topics: tuple[str, ...], *read: tuple[str, int, int]) -> Any:
+        rows = spark.createDataFrame(list(read), "topic string, partition int, offset bigint")
+        rows = rows.select(F.lit("v").alias("value"), origin(*topics))
+        return pyarrow.table(rows.toArrow()), SinkColumns.of(rows.schema, options)
+
+    topics = ("a", "b'\\", "c")
+    highest = (32768 // 3 - 1, 2**48 - 1)
+    for topic in topics:
+        for partition, offset in ((0, 0), (5, 123456789012), highest):
+            table, columns = packed(topics, (topic, partition, offset))
+            found = read_of(table.to_batches()[0], columns)
+            assert (found.source, list(found.offsets)) == ((topic, partition), [offset])
+    rows = (("d", 0, 0), ("A", 0, 0), ("a", highest[0] + 2, 0), ("a", 0, 2**48), ("a", 0, 7))
+    table, _ = packed(topics, *rows)
+    assert table["__origin"].to_pylist() == [None, None, None, None, 7]
+    # One topic has all the room.
+    table, columns = packed(("a",), ("a", 32767, 2**48 - 1))
+    assert table["__origin"].to_pylist() == [2**63 - 1]
+
+
+@pytest.mark.parametrize("topics", [(), ("a", ""), ("a", "a"), (["a"],)])
+def test_an_origin_without_topics_is_refused(spark: Any, topics: Any) -> None:
+    from asyncproducer.spark import origin
+
+    with pytest.raises(ValueError, match=r"origin\("):
+        origin(*topics)
+
+
 def test_rows_go_where_kafka_would_send_them(spark: Any, broker: Broker, F: Any) -> None:
     from asyncproducer.spark import by_kafka_partition
 

@@ -185,11 +185,10 @@ def _made(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
 
 def _rows(read: DataFrame, settings: Settings, keying: str) -> DataFrame:
     read = read.mapInArrow(_made, read.schema)
-    if keying == "source":
-        places = ("topic as __topic", "partition as __partition", "offset as __offset")
-        return read.selectExpr("key", "value", *places)
-    from asyncproducer.spark import by_kafka_partition
+    from asyncproducer.spark import by_kafka_partition, origin
 
+    if keying == "source":
+        return read.select("key", "value", origin(settings.source))
     rows = read.select("key", "value")
     return by_kafka_partition(rows, tasks=settings.tasks, partitions=settings.partitions)
 
