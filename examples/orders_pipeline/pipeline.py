@@ -10,7 +10,8 @@ import signal
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,7 @@ class _Run:
             options.orders, options.kills, [StagePicture(stage.name) for stage in STAGES]
         )
         self._view = View(self._picture)
+        self._killed: list[str] = []
         self._began = time.monotonic()
         #: Of each stage, and when it was looked at.
         self._before = [(0, self._began)] * len(STAGES)
@@ -142,9 +144,8 @@ class _Run:
                 self._view.show()
                 if loading.done() and is_done and not self._kills:
                     self._view.tell("all orders are through")
-                    found = sum(replayed(self._settings.of(stage)) for stage in STAGES)
                     self._view.tell(
-                        f"{found:,} results were found delivered when a batch came again"
+                        f"{self._replayed():,} results were found delivered when a batch came again"
                     )
                     return
                 await self._kill_next(is_done and loading.done())
@@ -221,6 +222,7 @@ class _Run:
             if process.kill(kill.what, self._chance):
                 self._kills.remove(kill)
                 self._picture.killed += 1
+                self._killed.append(f"{_article(kill)} of {kill.stage}")
                 self._view.tell(f"kill -9 of {_article(kill)} of {kill.stage}")
             return
 
@@ -242,6 +244,8 @@ class _Run:
             *("--output", str(output / "audit")),
             *("--report", str(output / "report.html")),
         ]
+        for name, text in self._facts().items():
+            arguments += ["--fact", f"{name}={text}"]
         for target in targets(self._options.delivery):
             arguments += ["--target", target]
         with (output / "audit.log").open("wb") as log:
@@ -256,6 +260,18 @@ class _Run:
             return await process.wait()
         finally:
             await _end_process(process)
+
+    def _facts(self) -> dict[str, str]:
+        """What the report cannot know: what has happened meanwhile."""
+        starts = ", ".join(f"{each.stage.name} {each.starts}" for each in self._processes)
+        return {
+            "kill -9": _counted(self._killed),
+            "starts of the stages": starts,
+            "results found delivered when a batch came again": f"{self._replayed():,}",
+        }
+
+    def _replayed(self) -> int:
+        return sum(replayed(self._settings.of(stage)) for stage in STAGES)
 
 
 async def _end_process(process: Process) -> None:
@@ -274,6 +290,12 @@ def settled(has: Offsets, committed: Offsets, written: Offsets) -> bool:
     return committed == written and all(
         has.get(partition, 0) >= end for partition, end in committed.items()
     )
+
+
+def _counted(killed: Sequence[str]) -> str:
+    """How often each of them."""
+    told = ", ".join(f"{what} ({often})" for what, often in Counter(killed).most_common())
+    return told or "none"
 
 
 def _article(kill: Kill) -> str:

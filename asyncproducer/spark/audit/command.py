@@ -69,6 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ledger", metavar="PATH", help="Parquet, a file or a directory of files")
     parser.add_argument("--output", required=True, metavar="DIRECTORY", help="new, for the tables")
     parser.add_argument("--report", metavar="FILE", help="default: report.html in the output")
+    parser.add_argument(
+        "--fact",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=TEXT",
+        help="what the report tells of this audit besides, as kills=3",
+    )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, no more")
     spark = parser.add_argument_group("Spark (under spark-submit it has its own)")
     spark.add_argument("--master", help="default: local[*] unless spark-submit says otherwise")
@@ -140,6 +148,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             spark, frame, options.target, entries, options.output, uncommitted=uncommitted
         )
         facts = {
+            **dict(options.fact),
             "verdict": str(outcome.verdict),
             "command": f"python -m {__package__} {shlex.join(arguments or sys.argv[1:])}",
             "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),

@@ -30,6 +30,7 @@ def test_a_violated_claim_is_exit_status_1_and_a_report(submit_args: str, tmp_pa
         [
             *(sys.executable, "-m", "asyncproducer.spark.audit", "--master", "local[2]"),
             *("--parquet", str(tmp_path / "in/log"), "--target", "t", "--json"),
+            *("--fact", "kills=3 < 4", "--fact", "verdict=clean"),
             *("--ledger", str(tmp_path / "in/ledger.parquet"), "--output", str(tmp_path / "out")),
         ],
         env={**os.environ, "PYSPARK_SUBMIT_ARGS": submit_args},
@@ -43,7 +44,10 @@ def test_a_violated_claim_is_exit_status_1_and_a_report(submit_args: str, tmp_pa
     assert told["targets"][0]["evidence"] == [
         *("audit_gaps", "audit_dups", "audit_order", "audit_lanes"),
     ]
-    assert "<svg" in (tmp_path / "out/report.html").read_text()
+    assert told["kills"] == "3 < 4"
+    report = (tmp_path / "out/report.html").read_text()
+    assert "<svg" in report
+    assert "3 &lt; 4" in report
 
 
 def test_without_java_it_says_what_to_do(
