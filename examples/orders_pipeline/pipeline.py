@@ -108,7 +108,6 @@ class _Run:
             options.orders, options.kills, [StagePicture(stage.name) for stage in STAGES]
         )
         self._view = View(self._picture)
-        self._killed: list[str] = []
         self._began = time.monotonic()
         #: Of each stage, and when it was looked at.
         self._before = [(0, self._began)] * len(STAGES)
@@ -221,9 +220,9 @@ class _Run:
             await asyncio.sleep(self._chance.random())
             if process.kill(kill.what, self._chance):
                 self._kills.remove(kill)
-                self._picture.killed += 1
-                self._killed.append(f"{_article(kill)} of {kill.stage}")
-                self._view.tell(f"kill -9 of {_article(kill)} of {kill.stage}")
+                who = f"{_article(kill)} of {kill.stage}"
+                self._picture.killed.append(who)
+                self._view.tell(f"kill -9 of {who}")
             return
 
     def _end_stages(self) -> None:
@@ -265,7 +264,7 @@ class _Run:
         """What the report cannot know: what has happened meanwhile."""
         starts = ", ".join(f"{each.stage.name} {each.starts}" for each in self._processes)
         return {
-            "kill -9": _counted(self._killed),
+            "kill -9": _counted(self._picture.killed),
             "starts of the stages": starts,
             "results found delivered when a batch came again": f"{self._replayed():,}",
         }

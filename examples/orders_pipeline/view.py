@@ -43,15 +43,15 @@ class Picture:
     kills: int
     stages: list[StagePicture]
     sent: int = 0
-    killed: int = 0
+    killed: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
 def table(picture: Picture) -> Table:
     """For a terminal."""
     title = (
-        f"{picture.sent:,} of {picture.orders:,} orders sent, {picture.killed} of {picture.kills} "
-        f"kills, {picture.seconds:.0f} s"
+        f"{picture.sent:,} of {picture.orders:,} orders sent, {len(picture.killed)} of "
+        f"{picture.kills} kills, {picture.seconds:.0f} s"
     )
     found = Table(title=title, title_justify="left")
     names = ("stage", "state", "starts", "batch", "rows", "batch s", "rows/s", "lag")
