@@ -24,10 +24,10 @@ def payload_bytes(batch: Any, columns: SinkColumns) -> int:
     return sum(pyarrow.compute.sum(each).as_py() or 0 for each in lengths)
 
 
-def _integers(batch: Any, name: str) -> Any:
+def _integers(batch: Any, name: str, fix: str = "fill it") -> Any:
     column = batch.column(name)
     if column.null_count:
-        raise SinkStopped(f"the column {name!r} is null in {column.null_count} rows: fill it")
+        raise SinkStopped(f"the column {name!r} is null in {column.null_count} rows: {fix}")
     return column.to_numpy(zero_copy_only=False)
 
 
@@ -98,15 +98,12 @@ def read_of(batch: Any, columns: SinkColumns) -> Read:
 
 
 def _unpacked(batch: Any, name: str, topics: Sequence[str]) -> Read:
-    missing = batch.column(name).null_count
-    if missing:
-        raise SinkStopped(
-            f"the column {name!r} is null in {missing} rows. Either they were read from another "
-            f"topic than {', '.join(topics)}, which origin() was given: name all that are read. Or "
-            "a partition or an offset is too large for it: then select topic, partition and offset "
-            "as __topic, __partition and __offset instead"
-        )
-    packed = _integers(batch, name)
+    fix = (
+        f"either they were read from another topic than {', '.join(topics)}, which origin() was "
+        "given: name all that are read. Or a partition or an offset is too large for it: then "
+        "select topic, partition and offset as __topic, __partition and __offset instead"
+    )
+    packed = _integers(batch, name, fix)
     # The lowest and the highest are of two partitions if any are.
     sources = []
     for each in (packed.min(), packed.max()):
