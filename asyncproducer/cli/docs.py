@@ -57,6 +57,10 @@ What is known before a record is in the buffer is raised by the call: `send`, `e
 ## The tree
 
 {tree}
+The Spark sink has three more, which Spark puts into errors of its own: `SinkStopped`, where exactly
+once cannot be kept up or cannot be known to be, `SharedSource`, where it has stopped so for good,
+and `RowsCutShort`, where what makes the rows has failed ([when it stops](spark.md#when-it-stops)).
+
 In parentheses: the builtin exception that it is as well, so that `except TimeoutError` and the
 like work. Every `KafkaError` has `code` (Kafka's error code, or None) and `retriable` (whether the
 same may succeed later).

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["connector_jars", "connector_version"]
+__all__ = ["CONNECTOR", "connector_jars", "connector_version"]
 
-_CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+#: Without its version.
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 #: Its version, by what pyspark's begins with. That of 4.2 runs with 4.3, too, but not with 4.1
 #: (NoSuchMethodError), with which 4.1.0 fails as well (a NullPointerException for each batch).
 _VERSIONS = {"4.1.": "4.1.3"}
@@ -32,7 +33,7 @@ def connector_jars() -> list[Path]:
 
     context = MavenContext()
     jars = []
-    connector = f"{_CONNECTOR}:{connector_version(pyspark.__version__)}"
+    connector = f"{CONNECTOR}:{connector_version(pyspark.__version__)}"
     for coordinate in (connector, *_COORDINATES):
         group, artifact, version = coordinate.split(":")
         jars.append(context.project(group, artifact).at_version(version).artifact().resolve())

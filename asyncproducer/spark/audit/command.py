@@ -17,6 +17,7 @@ import asyncproducer
 from asyncproducer.spark.audit.ledger import Entry, LedgerError, read_ledger
 from asyncproducer.spark.audit.targets import Target, TargetError, check, parse_target
 from asyncproducer.spark.audit.verdict import Verdict
+from asyncproducer.spark.connector import CONNECTOR, connector_version
 from asyncproducer.testing.java import JavaUnavailable, spark_java_home
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _STATUS = {Verdict.CLEAN: 0, Verdict.VIOLATED: 1, Verdict.INCOMPLETE: 3}
-
-_CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     spark = parser.add_argument_group("Spark (under spark-submit it has its own)")
     spark.add_argument("--master", help="default: local[*] unless spark-submit says otherwise")
     spark.add_argument("--jars", help="files of the Kafka connector, with commas")
-    spark.add_argument("--packages", help=f"of the Kafka connector: {_CONNECTOR}:VERSION")
+    spark.add_argument("--packages", help=f"of the Kafka connector: {CONNECTOR}:VERSION")
     spark.add_argument(
         "--memory", default="2g", help="of the driver in local mode; default: %(default)s"
     )
@@ -228,10 +227,10 @@ def _from_kafka(spark: SparkSession, options: argparse.Namespace, isolation: str
 def _told(error: Any) -> str:
     text = str(error).strip().split("\n", 1)[0]
     if "kafka" in text and "data source" in text.lower():
-        return (
-            f"Spark has no Kafka connector: give --packages {_CONNECTOR}:VERSION (that of Spark) or"
-            f" --jars ({text})"
-        )
+        import pyspark
+
+        package = f"{CONNECTOR}:{connector_version(pyspark.__version__)}"
+        return f"Spark has no Kafka connector: give --packages {package} or --jars ({text})"
     return text
 
 
