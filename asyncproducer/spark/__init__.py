@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncproducer.spark.grouping import by_kafka_partition
     from asyncproducer.spark.origins import origin
-    from asyncproducer.spark.source import DefaultSource, register
+    from asyncproducer.spark.source import DefaultSource, check, register
 
-__all__ = ["DefaultSource", "by_kafka_partition", "origin", "register"]
+__all__ = ["DefaultSource", "by_kafka_partition", "check", "origin", "register"]
 
 _MODULES = {
     "DefaultSource": "source",
     "by_kafka_partition": "grouping",
+    "check": "source",
     "origin": "origins",
     "register": "source",
 }

@@ -31,9 +31,10 @@ from asyncproducer.spark.options import Keying, SinkOptions
 from asyncproducer.spark.reports import TaskReport
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["DefaultSource", "RowsCutShort", "register"]
+__all__ = ["DefaultSource", "RowsCutShort", "check", "register"]
 
 
 _CONTINUOUS = (
@@ -84,10 +85,28 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(DefaultSource)
 
 
+def check(df: DataFrame, options: Mapping[str, str]) -> None:
+    """Refuse now what the sink refuses: these options, which it would be given, or df's columns.
+
+    No row is made and no broker is asked. By itself the sink refuses them when Spark asks it: of a
+    query before its first batch, of a job before it begins; but where the job has a shuffle and
+    `spark.sql.adaptive.enabled` is true, when the rows are shuffled.
+
+    Raises ConfigError.
+    """
+    _checked(options, df.schema, streaming=df.isStreaming)
+
+
+def _checked(
+    given: Mapping[str, str], schema: Any, *, streaming: bool
+) -> tuple[SinkOptions, SinkColumns]:
+    options = SinkOptions.of(dict(given), streaming=streaming)
+    return options, SinkColumns.of(schema, options)
+
+
 def _sink(given: Mapping[str, str], schema: Any, *, streaming: bool) -> Sink:
     hasten()
-    options = SinkOptions.of(dict(given), streaming=streaming)
-    sink = Sink(options, SinkColumns.of(schema, options))
+    sink = Sink(*_checked(given, schema, streaming=streaming))
     sink.prepare()
     freeze()
     return sink

@@ -186,6 +186,62 @@ def test_adaptive_execution_leaves_the_groups_as_they_are(
     assert broker.values() == numbers(20)
 
 
+@pytest.mark.parametrize(
+    ("given", "columns", "says"),
+    [
+        ({"tasks": "3"}, [], "by_kafka_partition was given tasks=2"),
+        ({"kafka.acks": "1"}, [], "acks=all"),
+        ({"topc": "out"}, [], "did you mean 'topic'"),
+        ({}, ["valeu"], "did you mean 'value'"),
+    ],
+)
+def test_what_adaptive_execution_has_refused_late_is_refused_by_check_without_a_job(
+    spark: Any, broker: Broker, F: Any, given: dict[str, str], columns: list[str], says: str
+) -> None:
+    """Spark asks the sink when the rows are shuffled: then nothing is written either."""
+    from pyspark.errors import AnalysisException
+
+    from asyncproducer.errors import ConfigError
+    from asyncproducer.spark import by_kafka_partition, check
+
+    right = {
+        "kafka.bootstrap.servers": broker.servers,
+        "topic": "out",
+        "delivery": "exactly_once",
+        "sink.id": "s",
+        "tasks": "2",
+        "job.id": "1",
+    }
+    df = frame(spark, 10, F)
+    wrong = df.select("*", *(F.lit(1).alias(name) for name in columns))
+    good, bad = (by_kafka_partition(each, tasks=2, partitions=4) for each in (df, wrong))
+    context = spark.sparkContext
+    context.setJobGroup(says, "check")
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    try:
+        check(good, right)
+        with pytest.raises(ConfigError, match=says):
+            check(bad, right | given)
+        assert context.statusTracker().getJobIdsForGroup(says) == []
+        with pytest.raises(AnalysisException, match=says):
+            bad.write.format("asyncproducer").mode("append").options(**right | given).save()
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", "false")
+        context.setLocalProperty("spark.jobGroup.id", None)
+    assert broker.do(lambda cluster: cluster.requests) == []
+
+
+def test_check_knows_a_query_from_a_job(spark: Any, broker: Broker) -> None:
+    from asyncproducer.errors import ConfigError
+    from asyncproducer.spark import check
+
+    rows = spark.readStream.format("rate").load().selectExpr("string(value) as value")
+    given = {"kafka.bootstrap.servers": broker.servers, "topic": "out"}
+    check(rows, given | {"checkpointLocation": "/ck"})
+    with pytest.raises(ConfigError, match=r"job\.id"):
+        check(rows, given | {"delivery": "exactly_once", "sink.id": "s", "job.id": "1"})
+
+
 def test_the_sink_knows_of_how_many_partitions_a_row_has_one(spark: Any, F: Any) -> None:
     """By the column's metadata, which come through Spark."""
     from asyncproducer.spark import by_kafka_partition
