@@ -275,9 +275,12 @@ class Sending:
                     await intake.breathe()
                 if self._memory is not None:
                     self._look_at_memory()
+                first = row
                 row = intake.enter_rows(rows, row)
                 if rows.ends(row):
                     break
+                if row > first and intake.breathing is not None:
+                    continue  # it stopped so that the loop turns
             pool = None if intake is None else self._producer._pool
             waited = 0.0 if pool is None else pool.waited_seconds
             await self._take_one(topic, rows, row)

@@ -58,6 +58,7 @@ from asyncproducer.errors import (
 )
 from asyncproducer.logs import guarded
 from asyncproducer.net.buffer_pool import Ticket
+from asyncproducer.net.waiting import time_of
 from asyncproducer.records import Record, RecordMetadata, check_topic
 
 if TYPE_CHECKING:
@@ -442,9 +443,8 @@ class Intake:
         on_metadata_wait: Callable[[float], None],
     ) -> None:
         self.accumulator = accumulator
-        # asyncio's own loops only pass time.monotonic on: without the call in between.
-        self._plain_time = type(loop).time is asyncio.BaseEventLoop.time
-        self.loop_time: Callable[[], float] = monotonic if self._plain_time else loop.time
+        self.loop_time = time_of(loop)
+        self._plain_time = self.loop_time is monotonic
         #: Whether records are taken now: not before the start, nor from close on.
         self._open = False
         # Asking for the running loop is a system call in CPython 3.11, so it is asked once in

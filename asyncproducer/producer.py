@@ -27,7 +27,7 @@ from datetime import datetime
 from enum import Enum
 from functools import partial, update_wrapper
 from itertools import islice
-from time import thread_time, time_ns
+from time import monotonic, thread_time, time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, Unpack
 from uuid import UUID
@@ -70,6 +70,7 @@ from asyncproducer.net.scheduler import Scheduler
 from asyncproducer.net.threads import Workers
 from asyncproducer.net.transactions import Transactions
 from asyncproducer.net.transport import TcpConnector
+from asyncproducer.net.waiting import time_of
 from asyncproducer.portal import Portal
 from asyncproducer.records import (
     BatchResult,
@@ -515,7 +516,7 @@ class Producer(Front, Generic[K, V]):
             adaptive_linger=config.adaptive_linger,
             availability_timeout=config.partitioner_availability_timeout_ms / 1000,
             # A loop with a clock of its own is one where everything shall happen again as it did.
-            clock=thread_time if type(loop).time is asyncio.BaseEventLoop.time else None,
+            clock=thread_time if time_of(loop) is monotonic else None,
             loop=loop,
             trouble=lambda: self._scheduler.id_error or self._cluster.last_error,
             on_failed=None if transactions is None else transactions.batch_failed,

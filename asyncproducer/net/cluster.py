@@ -44,7 +44,7 @@ from asyncproducer.logs import guarded
 from asyncproducer.net.bootstrap import Bootstrap, CanonicalName
 from asyncproducer.net.connection import Connection
 from asyncproducer.net.link import BrokerLink, LinkState
-from asyncproducer.net.waiting import Changes
+from asyncproducer.net.waiting import Changes, time_of
 
 if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
@@ -123,6 +123,7 @@ class Cluster:
         self._connector = connector
         self._client_id = client_id
         self._loop = loop
+        self._time = time_of(loop)
         self._random = random
         self._on_change = on_change
         self._on_metadata = on_metadata
@@ -178,15 +179,15 @@ class Cluster:
         """
         if self._refresher is not None or self.closed:
             raise IllegalStateError("the cluster was started before: make a new one")
-        started_at = self._loop.time()
+        started_at = self._time()
         try:
             self.metadata.bootstrap(await self._bootstrap.nodes(deadline))
             self._refresher = self._loop.create_task(self._refresh(), name="asyncproducer metadata")
             while not self._heard:
                 if self.fatal_error is not None:
                     raise self.fatal_error
-                if self._loop.time() >= deadline or self._bootstrap.hopeless:
-                    raise self._bootstrap.unreachable(self._loop.time() - started_at)
+                if self._time() >= deadline or self._bootstrap.hopeless:
+                    raise self._bootstrap.unreachable(self._time() - started_at)
                 await self._changes.wait(deadline)
         except BaseException:
             await self.close()
@@ -235,7 +236,7 @@ class Cluster:
         if link.claims:
             # Only when there is room: who waits may turn to another full connection, and
             # giving up its claim on this one brings the scheduler here again.
-            if link.connection.can_send(self._loop.time()):
+            if link.connection.can_send(self._time()):
                 self._changes.tell()
             return None
         return link.connection
@@ -258,7 +259,7 @@ class Cluster:
         """Whether the broker's connection takes a request now."""
         link = self._links.get(node_id)
         connection = None if link is None or link.claims else link.connection
-        return connection is not None and connection.can_send(self._loop.time())
+        return connection is not None and connection.can_send(self._time())
 
     def is_idle(self, node_id: int) -> bool:
         """Whether the broker's connection has nothing to do, and takes a request now."""
@@ -268,7 +269,7 @@ class Cluster:
             connection is not None
             and connection.in_flight == 0
             # A throttled one has nothing to do either.
-            and connection.can_send(self._loop.time())
+            and connection.can_send(self._time())
         )
 
     def highest_version(self, node_id: int, api_key: wire.ApiKey) -> int | None:
@@ -281,7 +282,7 @@ class Cluster:
 
     def add_topic(self, name: str) -> None:
         """The topic is in use. Cheap; metadata of a new one is asked for at once."""
-        if self.metadata.add_topic(name, self._loop.time()):
+        if self.metadata.add_topic(name, self._time()):
             self._wake_refresher()
 
     def request_update(self, *, reset_backoff: bool = False) -> None:
@@ -321,14 +322,14 @@ class Cluster:
         also ConnectionFailed.
         """
         known_refusal = self.fatal_error
-        began = self._loop.time()
+        began = self._time()
         version = self.metadata.version
         error: BaseException | None = None
         failures = 0
         while True:
             if self.closed:
                 raise ProducerClosed("the producer was closed while it waited for a broker")
-            if self._loop.time() >= deadline:
+            if self._time() >= deadline:
                 raise self._no_answer(request, node_id, error or self.last_error)
             if self.fatal_error is not None and self.fatal_error is not known_refusal:
                 raise self.fatal_error
@@ -346,9 +347,9 @@ class Cluster:
                 error = exc
             except TimeoutError:
                 continue
-            retry_at = self._loop.time() + self._retry_backoff.delay(failures)
+            retry_at = self._time() + self._retry_backoff.delay(failures)
             failures += 1
-            await asyncio.sleep(min(retry_at, deadline) - self._loop.time())
+            await asyncio.sleep(min(retry_at, deadline) - self._time())
 
     def _check_reachable(self, node_id: int, since: float, version: int) -> None:
         """Raise if an attempt to connect to the broker has failed since then, or if newer
@@ -423,7 +424,7 @@ class Cluster:
 
         Whoever gets it must send at once, without an await in between.
         """
-        now = self._loop.time()
+        now = self._time()
         link = self._least_loaded(now) if node_id is None else self._link(node_id)
         if link is None:
             if node_id is not None:
@@ -443,7 +444,7 @@ class Cluster:
         finally:
             link.claims -= 1
             self._loop.call_soon(self._unclaimed, link)
-        usable = link.connection is connection and connection.can_send(self._loop.time())
+        usable = link.connection is connection and connection.can_send(self._time())
         return connection if usable else None
 
     def _unclaimed(self, link: BrokerLink) -> None:
@@ -459,7 +460,7 @@ class Cluster:
                 await self._refresh_step()
             except Exception:
                 logger.exception("the metadata refresh failed unexpectedly; it goes on")
-                self.metadata.failed_update(self._loop.time())
+                self.metadata.failed_update(self._time())
                 await asyncio.sleep(UNEXPECTED_PAUSE)
 
     def _wake_refresher(self) -> None:
@@ -468,12 +469,12 @@ class Cluster:
         Only then: who waits for news and asks for an update whenever woken would be woken
         by that, for ever.
         """
-        if self.metadata.next_update_at(self._loop.time()) < self._asleep_until:
+        if self.metadata.next_update_at(self._time()) < self._asleep_until:
             self._changes.tell()
 
     async def _refresh_step(self) -> None:
         metadata = self.metadata
-        now = self._loop.time()
+        now = self._time()
         if metadata.rebootstrap_due(now):
             self._start_over(now)
         due_at = metadata.next_update_at(now)
@@ -513,7 +514,7 @@ class Cluster:
 
     async def _fetch(self, connection: Connection) -> None:
         metadata = self.metadata
-        began = self._loop.time()
+        began = self._time()
         plan = metadata.plan(began)
         others = len(metadata.nodes) > 1
         until = min(metadata.rebootstrap_at, began + self._patience if others else inf)
@@ -522,14 +523,14 @@ class Cluster:
             async with asyncio.timeout_at(until if until < inf else None):
                 response = await connection.request(wire.MetadataRequest(plan.topics))
         except KafkaError as exc:
-            metadata.failed_update(self._loop.time())
+            metadata.failed_update(self._time())
             self._refused(connection.node, exc)
         except TimeoutError:
             if until < metadata.rebootstrap_at:
                 self._silent(connection.node)
             # else the next step starts over
         else:
-            took = self._loop.time() - began
+            took = self._time() - began
             self._patience = max(METADATA_PATIENCE, _PATIENCE_FACTOR * took)
             self._take(connection.node, plan, response)
         finally:
@@ -540,7 +541,7 @@ class Cluster:
 
         What was asked stays in flight; the connection ends if that is never answered.
         """
-        self.metadata.failed_update(self._loop.time())
+        self.metadata.failed_update(self._time())
         link = self._links.get(node.node_id)
         if link is not None:
             link.useless = True
@@ -548,7 +549,7 @@ class Cluster:
         self._patience *= 2
 
     def _take(self, node: Node, plan: MetadataPlan, response: MetadataResponse) -> None:
-        change = self.metadata.update(plan, response, self._loop.time())
+        change = self.metadata.update(plan, response, self._time())
         link = self._links.get(node.node_id)
         if link is not None:
             link.useless = not change.applied
@@ -655,7 +656,7 @@ class Cluster:
 
     def _trouble(self, link: BrokerLink, error: BaseException) -> None:
         """What we know may be stale: ask, but not in a hurry."""
-        metadata, now = self.metadata, self._loop.time()
+        metadata, now = self.metadata, self._time()
         self._note(link.node, error)
         code = error.code if isinstance(error, BrokerError) else None
         if code is not None and answer_for(API_VERSIONS, code) is Answer.REBOOTSTRAP:

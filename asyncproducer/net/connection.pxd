@@ -26,6 +26,7 @@ cdef class Connection:
     cdef public object _connector
     cdef public object _client_id
     cdef public object _loop
+    cdef public object _time
     cdef public object _on_closed
     cdef public object _on_room
     cdef public Metrics _metrics
@@ -72,7 +73,7 @@ cdef class Connection:
     )
     @cython.locals(size=Py_ssize_t)
     cdef object _hand_over(self, object transport, object buffers)
-    @cython.locals(outbox=Outbox, before=Py_ssize_t, large=cython.bint, began=double, piece=list)
+    @cython.locals(outbox=Outbox, before=Py_ssize_t, large=cython.bint, began=double, now=double, piece=list)
     cdef object _write_on(self, object transport)
     cpdef object _data_received(self, object data)
     @cython.locals(request=Pending)

@@ -41,6 +41,7 @@ from asyncproducer.net.in_flight import InFlight, OnDone, Pending
 from asyncproducer.net.outbox import Outbox
 from asyncproducer.net.transport import Address, Connector, connection_failed, unwritten
 from asyncproducer.net.unwritten import Unwritten
+from asyncproducer.net.waiting import time_of
 
 if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
@@ -129,8 +130,9 @@ class Connection:
         self.versions: Mapping[int, tuple[int, int]] = {}
         self.finalized_features: Mapping[str, int] = {}
         self.finalized_features_epoch = -1
+        self._time = time_of(loop)
         #: When something was last sent or received, on the loop's clock.
-        self.last_used = loop.time()
+        self.last_used = self._time()
         self._config = config
         self._connector = connector
         self._client_id = client_id
@@ -248,7 +250,7 @@ class Connection:
                 if self._config.uses_sasl or self._config.uses_tls:
                     # Not earlier: TLS 1.3 tells of a certificate that the broker does not
                     # like only with the first answer.
-                    self._metrics.authenticated(self._loop.time())
+                    self._metrics.authenticated(self._time())
         except asyncio.CancelledError:
             self.close(ConnectionFailed(f"{self._name}: connecting was cancelled"))
             raise
@@ -265,7 +267,7 @@ class Connection:
             raise error from exc
         except Exception as exc:
             if _is_refusal(exc):
-                self._metrics.authentication_failed(self._loop.time())
+                self._metrics.authentication_failed(self._time())
             self.close(exc)
             raise
         logger.debug("%s is ready", self._name)
@@ -314,7 +316,7 @@ class Connection:
         lifetime = await handshake.authenticate(self, mechanism, self.versions)
         span = _REAUTHENTICATE_TO - _REAUTHENTICATE_FROM
         part = _REAUTHENTICATE_FROM + span * self._random()
-        self._renew_at = self._loop.time() + lifetime * part if lifetime > 0 else None
+        self._renew_at = self._time() + lifetime * part if lifetime > 0 else None
 
     def _renew(self) -> None:
         self._session_timer = None
@@ -330,13 +332,13 @@ class Connection:
         try:
             mechanism = await self._fresh_mechanism()
             await self._drain()
-            began = self._loop.time()
+            began = self._time()
             self._advance(_S.AUTHENTICATING)
             self._sasl_id = SASL_IDS.start
             await self._converse(mechanism)
         except Exception as exc:
             if _is_refusal(exc):
-                self._metrics.reauthentication_failed(self._loop.time())
+                self._metrics.reauthentication_failed(self._time())
             # The broker will end the session: no new requests, and those in flight may finish.
             await self._drain()
             self._reauthentication = None
@@ -344,7 +346,7 @@ class Connection:
             return
         self._reauthentication = None
         self._draining = False
-        now = self._loop.time()
+        now = self._time()
         self._metrics.reauthenticated(now - began, now)
         self._become_ready()
         logger.debug("%s: authenticated again", self._name)
@@ -438,7 +440,7 @@ class Connection:
         return await self._ask(request, version, self.next_correlation_id(), timeout)
 
     def _check_room(self) -> None:
-        now = self._loop.time()
+        now = self._time()
         if not self.can_send(now):
             raise IllegalStateError(
                 f"the connection to {self._name} cannot send now: {self._why_not(now)}"
@@ -472,7 +474,7 @@ class Connection:
             if self._state is not _S.AUTHENTICATING:
                 self._metrics.throttled(getattr(response, "throttle_ms", 0))
             if wire.throttles_client(request.api_key, version):
-                self.throttle(getattr(response, "throttle_ms", 0), self._loop.time())
+                self.throttle(getattr(response, "throttle_ms", 0), self._time())
             if not answer.done():
                 answer.set_result(response)
             if was_full:
@@ -503,7 +505,7 @@ class Connection:
         self._hand_over(transport, buffers)
 
     def _hand_over(self, transport: asyncio.Transport, buffers: Sequence[Buffer]) -> None:
-        self.last_used = self._loop.time()
+        self.last_used = self._time()
         size = self._outbox.put(buffers)
         self._write_on(transport)
         self._unwritten.handed(size)
@@ -512,7 +514,7 @@ class Connection:
     def _write_on(self, transport: asyncio.Transport) -> None:
         """Give the transport what it takes, but not for long in a turn of the loop."""
         outbox = self._outbox
-        began = 0.0
+        began = -1.0
         while outbox and not self._paused:
             before = len(outbox)
             large = before >= _LARGE_BYTES
@@ -522,19 +524,22 @@ class Connection:
                 if not self._turning:
                     self._turning = True
                     self._loop.call_soon(self._turned)
-                began = self._loop.time()
+                if began < 0.0:
+                    began = self._time()
             piece = outbox.take()
             if len(piece) == 1:
                 transport.write(piece[0])  # CPython 3.11 would copy it in `writelines`
             else:
                 transport.writelines(piece)
-            if not self._paused and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
-                # CPython before 3.12.9 and 3.13.2 forgets to pause us after `writelines`
-                # (gh-127655), but not after this: it sets what is set already.
-                transport.set_write_buffer_limits(HIGH_WATER_BYTES)
+                if not self._paused and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
+                    # CPython before 3.12.9 and 3.13.2 forgets to pause us after `writelines`
+                    # (gh-127655), but not after this: it sets what is set already.
+                    transport.set_write_buffer_limits(HIGH_WATER_BYTES)
             if large:
                 self._allowance -= before - len(outbox)
-                self._writing += self._loop.time() - began
+                now = self._time()
+                self._writing += now - began
+                began = now
                 if self._writing >= _SECONDS_AT_ONCE:
                     self._allowance = 0
 
@@ -613,21 +618,21 @@ class Connection:
         self._room()
 
     def _room(self) -> None:
-        if self.can_send(self._loop.time()):
+        if self.can_send(self._time()):
             self._guarded(self._on_room, self)
 
     # --- what the transport says ---
 
     def _connection_made(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._metrics.connection_opened(self._loop.time())
+        self._metrics.connection_opened(self._time())
         if self._state is _S.CLOSED:
             transport.abort()
 
     def _data_received(self, data: bytes) -> None:
         if self._state is _S.CLOSED:
             return
-        self._metrics.read(self.node.node_id, len(data), self._loop.time())
+        self._metrics.read(self.node.node_id, len(data), self._time())
         try:
             for received in self._frames.feed(data):
                 self._frame_received(received)
@@ -639,7 +644,7 @@ class Connection:
     def _frame_received(self, received: memoryview) -> None:
         request, body = self._in_flight.take(received)
         self._answers += 1
-        self.last_used = self._loop.time()
+        self.last_used = self._time()
         self._metrics.answered(self.last_used)
         self._guarded(request.on_done, body, None)
         if self._drained is not None and not self._in_flight and not self._drained.done():
@@ -660,7 +665,7 @@ class Connection:
 
     def _connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
-        self._metrics.connection_closed(self._loop.time())
+        self._metrics.connection_closed(self._time())
         if self._close_timer is not None:
             self._close_timer.cancel()
         if self._state is not _S.CLOSED:

@@ -13,6 +13,7 @@ cdef class Pending:
 
 cdef class InFlight:
     cdef object _loop
+    cdef object _time
     cdef object _on_timeout
     cdef object _queue
     cdef object _timer

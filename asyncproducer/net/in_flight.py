@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from asyncproducer.core import wire
 from asyncproducer.core.wire import ApiKey
 from asyncproducer.errors import ProtocolError
+from asyncproducer.net.waiting import time_of
 
 __all__ = ["InFlight", "OnDone", "Pending"]
 
@@ -44,12 +45,13 @@ class Pending:
 class InFlight:
     """A queue with one timer. `on_timeout(pending)` is called for the first that is late."""
 
-    __slots__ = ("_loop", "_on_timeout", "_queue", "_timer", "_timer_at")
+    __slots__ = ("_loop", "_on_timeout", "_queue", "_time", "_timer", "_timer_at")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, on_timeout: Callable[[Pending], None]
     ) -> None:
         self._loop = loop
+        self._time = time_of(loop)
         self._on_timeout = on_timeout
         self._queue: deque[Pending] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -67,7 +69,7 @@ class InFlight:
         on_done: OnDone,
     ) -> None:
         """The request is written now, and its response is due in `timeout` seconds."""
-        deadline = self._loop.time() + timeout
+        deadline = self._time() + timeout
         self._queue.append(Pending(api_key, version, correlation_id, timeout, deadline, on_done))
         self._watch(deadline)
 
@@ -122,7 +124,7 @@ class InFlight:
             return
         # Timeouts differ between requests: the oldest is not always the first to be late.
         first = min(self._queue, key=lambda pending: pending.deadline)
-        if first.deadline > self._loop.time():
+        if first.deadline > self._time():
             self._watch(first.deadline)
         else:
             self._on_timeout(first)

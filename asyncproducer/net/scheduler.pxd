@@ -17,6 +17,7 @@ cdef class Scheduler:
     cdef public Accumulator _accumulator
     cdef public object _cluster
     cdef public object _loop
+    cdef public object _time
     cdef public Metrics _metrics
     cdef public Sequences _sequences
     cdef public object _in_thread

@@ -38,6 +38,7 @@ from asyncproducer.errors import (
     error_name,
 )
 from asyncproducer.logs import guarded
+from asyncproducer.net.waiting import time_of
 
 if TYPE_CHECKING:
     from asyncproducer.config import ProducerConfig
@@ -92,6 +93,7 @@ class Scheduler:
         self._accumulator = accumulator
         self._cluster = cluster
         self._loop = loop
+        self._time = time_of(loop)
         self._metrics = metrics
         self._sequences = sequences
         self._in_thread = in_thread
@@ -136,7 +138,7 @@ class Scheduler:
             while not self.stopped:
                 # Before stepping: a wake in between must not be lost.
                 wakeup = self._wakeup = self._loop.create_future()
-                deadline = self.try_step(self._loop.time())
+                deadline = self.try_step(self._time())
                 timer = None
                 if deadline < _NEVER:
                     timer = self._loop.call_at(deadline, self.wake)
@@ -225,7 +227,7 @@ class Scheduler:
 
     def _turned(self) -> None:
         self._turning = False
-        now = self._loop.time()
+        now = self._time()
         if self._accumulator.turned(now):
             self.try_step(now)
 
@@ -276,11 +278,11 @@ class Scheduler:
             payload = await self._in_thread(partial(codec.compress, records))
         except Exception as error:
             logger.exception("%s-%d: a batch cannot be compressed", batch.topic, batch.partition)
-            if self._accumulator.not_compressed(batch, error, self._loop.time()):
+            if self._accumulator.not_compressed(batch, error, self._time()):
                 self._metrics.records_failed(batch.topic, batch.count)
         else:
-            self._accumulator.compressed(batch, payload, self._loop.time())
-        self.try_step(self._loop.time())
+            self._accumulator.compressed(batch, payload, self._time())
+        self.try_step(self._time())
 
     # -- requests --------------------------------------------------------------------------
 
@@ -357,7 +359,7 @@ class Scheduler:
         body: memoryview | None,
         error: BaseException | None,
     ) -> None:
-        now = self._loop.time()
+        now = self._time()
         node_id = connection.node.node_id
         if adds and self._transactions is not None:
             self._transactions.added(node_id, now)
@@ -647,11 +649,11 @@ class Scheduler:
         """Ask for a producer id until there is one, or can be none."""
         while self.fatal_error is None:
             request = wire.InitProducerIdRequest(None, 2**31 - 1)
-            deadline = self._loop.time() + self._request_timeout
+            deadline = self._time() + self._request_timeout
             try:
                 response = await self._cluster.request(request, deadline=deadline)
             except UnsupportedVersionError as error:
-                self.give_up(error, self._loop.time())
+                self.give_up(error, self._time())
                 return
             except KafkaError as error:
                 self._no_producer_id(error)
@@ -669,7 +671,7 @@ class Scheduler:
                     )
                 elif code == ErrorCode.NONE:
                     sequences.assigned(response.producer_id, response.producer_epoch)
-                    now = self._loop.time()
+                    now = self._time()
                     self.id_error = None
                     self._id_refusals = 0
                     self._id_told = False
@@ -697,7 +699,7 @@ class Scheduler:
         if answer is Answer.REPEAT:
             self._no_producer_id(error)
             return
-        now = self._loop.time()
+        now = self._time()
         if answer is Answer.DENIED:
             # May be granted later: what waits fails, what comes asks again.
             denied = AuthorizationError(

@@ -1,11 +1,19 @@
-"""Sleeping until something happens or a time is reached, without a task or a lost wake-up."""
+"""Sleeping until something happens or a time is reached, without a task or a lost wake-up; and
+what the time is."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from math import inf
+from time import monotonic
 
-__all__ = ["Alarm", "Changes"]
+__all__ = ["Alarm", "Changes", "time_of"]
+
+
+def time_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """`loop.time`. asyncio's own loops only pass time.monotonic on: without the call in between."""
+    return monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
 
 
 class Changes:
