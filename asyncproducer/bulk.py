@@ -32,6 +32,7 @@ from asyncproducer.records import BatchResult, OffsetRange, Record, TopicPartiti
 
 if TYPE_CHECKING:
     from asyncproducer.core.bulk import Rows, Table
+    from asyncproducer.intake import Intake
     from asyncproducer.net.buffer_pool import BufferPool
     from asyncproducer.producer import Producer
 
@@ -57,6 +58,12 @@ _ROOM = 256
 _SHARE = 8
 _PAUSES = 10
 _PAUSE_S = 0.005
+
+#: Who has so much in memory, his own or not, goes on when it is no more than so much. It is some
+#: times what brokers take at once; more would be memory that is new to the process, in which others
+#: would have to wait behind it.
+_AHEAD_BYTES = 16 * 1024 * 1024
+_AHEAD_AGAIN = 12 * 1024 * 1024
 
 #: How many records may be refused at once before the loop may turn.
 _REFUSED_AT_ONCE = 500
@@ -264,6 +271,7 @@ class Sending:
     async def _take(self, topic: str | None, rows: Rows, row: int) -> None:
         """Buffer the rows from `row` on."""
         intake = self._producer._intake
+        pauses = 0
         while not rows.ends(row):
             if intake is not None and intake.openings != self._opening:
                 raise IllegalStateError(
@@ -275,6 +283,11 @@ class Sending:
                     await intake.breathe()
                 if self._memory is not None:
                     self._look_at_memory()
+                elif pauses < _PAUSES and self._far_ahead(intake, again=pauses > 0):
+                    pauses += 1
+                    await self._some_left()
+                    continue
+                pauses = 0
                 first = row
                 row = intake.enter_rows(rows, row)
                 if rows.ends(row):
@@ -288,6 +301,19 @@ class Sending:
             if pool is not None and pool.waited_seconds != waited:
                 await self._more_room(pool)
         rows.drop()
+
+    def _far_ahead(self, intake: Intake, *, again: bool) -> bool:
+        """Whether more in memory would do nothing for the brokers: no one is without something to
+        take. `again`: it was so, and is until some of it has left."""
+        pool = self._producer._pool
+        used = pool.total - pool.available
+        if used < (_AHEAD_AGAIN if again else _AHEAD_BYTES) or pool.closed:
+            return False
+        return not self._producer._cluster.hungry(intake.accumulator.ready)
+
+    async def _some_left(self) -> None:
+        pool = self._producer._pool
+        await pool.rest(_PAUSE_S, pool.total - _AHEAD_AGAIN)
 
     async def _more_room(self, pool: BufferPool) -> None:
         """Memory was waited for, and comes back by the batch: wait for that of several.

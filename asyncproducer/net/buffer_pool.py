@@ -140,12 +140,13 @@ class BufferPool:
     """
 
     __slots__ = (
-        "_closing",
         "_deadlines",
+        "_enough",
         "_line",
         "_loop",
         "_metrics",
         "_order",
+        "_resting",
         "_serving",
         "_timer",
         "_timer_at",
@@ -181,8 +182,9 @@ class BufferPool:
         # cheap as from the head. (A plain dict slows down when always cut at its head.)
         self._line: OrderedDict[Ticket, None] = OrderedDict()
         self._serving = False
-        # Ends the rest of those who rest.
-        self._closing = Changes(loop)
+        # Ends the rest of those who rest: with so many bytes free, or closed.
+        self._resting = Changes(loop)
+        self._enough = math.inf
         # Tickets that are out of the line stay in the heap until they come up, or until
         # there are too many of them.
         self._deadlines: list[tuple[float, int, Ticket]] = []
@@ -239,6 +241,9 @@ class BufferPool:
                 " is given back once"
             )
         self.available += size
+        if self.available >= self._enough:
+            self._enough = math.inf
+            self._resting.tell()
         if self._line:
             self.serve()
 
@@ -322,10 +327,12 @@ class BufferPool:
         if error is not None:
             raise error
 
-    async def rest(self, seconds: float) -> None:
-        """Waits so long, or until the pool is closed: for who looks at it now and then."""
+    async def rest(self, seconds: float, free: float = math.inf) -> None:
+        """Waits so long, or until `free` bytes are free, or the pool is closed: for who looks at it
+        now and then. May end earlier, with the rest of somebody who wanted less."""
         if not self.closed:
-            await self._closing.wait(self._loop.time() + seconds)
+            self._enough = min(self._enough, free)
+            await self._resting.wait(self._loop.time() + seconds)
 
     def close(self, error: BaseException | None = None) -> None:
         """Refuses everybody who waits with ProducerClosed, or with `error`, and all who come
@@ -336,7 +343,7 @@ class BufferPool:
         if self.closed:
             return
         self.closed = True
-        self._closing.tell()
+        self._resting.tell()
         now = self._loop.time()
         tickets = list(self._line)
         # All are out before the first is told: no callback finds a line to be served.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
@@ -260,6 +260,11 @@ class Cluster:
         link = self._links.get(node_id)
         connection = None if link is None or link.claims else link.connection
         return connection is not None and connection.can_send(self._time())
+
+    def hungry(self, fed: Container[int]) -> bool:
+        """Whether a broker's connection takes a request now, and it is none of those that are fed:
+        there is nothing for it."""
+        return any(node_id not in fed and self.has_room(node_id) for node_id in self._links)
 
     def is_idle(self, node_id: int) -> bool:
         """Whether the broker's connection has nothing to do, and takes a request now."""
