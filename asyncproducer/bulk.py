@@ -63,7 +63,9 @@ _PAUSE_S = 0.005
 #: times what brokers take at once; more would be memory that is new to the process, in which others
 #: would have to wait behind it.
 _AHEAD_BYTES = 16 * 1024 * 1024
-_AHEAD_AGAIN = 12 * 1024 * 1024
+_AHEAD_AGAIN = 8 * 1024 * 1024
+#: Whether a broker has nothing to take any more is looked at so often, as many times as above.
+_LONGER_PAUSE_S = 0.01
 
 #: How many records may be refused at once before the loop may turn.
 _REFUSED_AT_ONCE = 500
@@ -313,7 +315,7 @@ class Sending:
 
     async def _some_left(self) -> None:
         pool = self._producer._pool
-        await pool.rest(_PAUSE_S, pool.total - _AHEAD_AGAIN)
+        await pool.rest(_LONGER_PAUSE_S, pool.total - _AHEAD_AGAIN)
 
     async def _more_room(self, pool: BufferPool) -> None:
         """Memory was waited for, and comes back by the batch: wait for that of several.

@@ -420,6 +420,7 @@ async def many(peer: Peer, job: Job) -> Result:
     """One call of send_many with a list of values."""
     send_many = _bulk(peer, "send_many")
     values = list(islice(values_of(job.case), job.case.records))
+    gc.collect()  # what was made before is looked at before
     meter = Meter()
     await send_many(job.topics[0], values)
     return meter.result(len(values))
@@ -437,6 +438,7 @@ async def rows(peer: Peer, job: Job) -> Result:
     """A table's rows, as Python objects, through the enqueue loop. Making the objects counts."""
     table = _arrow(job.case)
     topic, enqueue = job.topics[0], peer.enqueue
+    gc.collect()
     meter = Meter()
     for batch in table.to_batches(10_000):
         for key, value in zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True):
@@ -451,6 +453,7 @@ async def table(peer: Peer, job: Job) -> Result:
     """One call of send_table."""
     send_table = _bulk(peer, "send_table")
     data = _arrow(job.case)
+    gc.collect()
     meter = Meter()
     await send_table(job.topics[0], data, key="k", value="v")
     return meter.result(len(data))

@@ -162,8 +162,11 @@ cdef class ListedValues(Values):
     cdef bint keeps
     cdef Py_ssize_t base
 
-    @cython.locals(item="PyObject *", count=Py_ssize_t)
     cdef Py_ssize_t locate(self, Py_ssize_t number) except -3
+
+
+@cython.locals(item="PyObject *", count=Py_ssize_t, size=Py_ssize_t)
+cdef inline Py_ssize_t _locate(ListedValues values, Py_ssize_t number) except -3
 
 
 @cython.final
@@ -254,6 +257,7 @@ cdef class ProducerBatch(Outcome):
         size=Py_ssize_t,
         largest=Py_ssize_t,
         number=Py_ssize_t,
+        listed=ListedValues,
         found=Py_ssize_t,
         value_size=Py_ssize_t,
         body_size=Py_ssize_t,

@@ -269,19 +269,7 @@ class ListedValues(Values):
     def locate(self, number: int) -> int:
         """See Values."""
         if COMPILED:  # pragma: no cover - coverage sees no C
-            count = count_of(self.bare)
-            if number >= count:
-                return -2
-            if number + _AHEAD < count:
-                ap_prefetch(item_of(self.bare, number + _AHEAD))
-            item = item_of(self.bare, number)
-            if not is_bytes(item):
-                return -2
-            self.at = bytes_data(item)
-            size: int = bytes_size(item)
-            if self.keeps:
-                self.sizes[self.base + number] = size
-            return size
+            return _locate(self, number)
         raise NotImplementedError
 
     def plain(self, first: int, end: int) -> Iterator[bytes | None]:
@@ -292,6 +280,23 @@ class ListedValues(Values):
             if self.keeps:
                 self.sizes[number] = len(item)
             yield item
+
+
+def _locate(values: ListedValues, number: int) -> int:  # pragma: no cover - coverage sees no C
+    """`values.locate`: a function is written in the place where it is called, a method is not."""
+    count = count_of(values.bare)
+    if number >= count:
+        return -2
+    if number + _AHEAD < count:
+        ap_prefetch(item_of(values.bare, number + _AHEAD))
+    item = item_of(values.bare, number)
+    if not is_bytes(item):
+        return -2
+    values.at = bytes_data(item)
+    size: int = bytes_size(item)
+    if values.keeps:
+        values.sizes[values.base + number] = size
+    return size
 
 
 class ProducerBatch(Outcome):
@@ -558,9 +563,10 @@ class ProducerBatch(Outcome):
             room = self._before + len(buffer)
             value_size = -2
             alike = 0
+            listed = values if type(values) is ListedValues else None
             try:
                 while number < end:
-                    found = values.locate(number)
+                    found = values.locate(number) if listed is None else _locate(listed, number)
                     if found < -1 or size + found >= limit:
                         break
                     if found != value_size or count >= alike:

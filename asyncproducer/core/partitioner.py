@@ -215,10 +215,11 @@ class BuiltInPartitioner:
 
     def _usable(self, partition: int, topic: TopicView) -> bool:
         """Whether the partition exists, and has a leader if any has."""
-        if partition >= topic.partition_count:
+        count = topic.partition_count
+        if partition >= count:
             return False
         available = topic.available
-        if not available:
+        if not available or len(available) == count:
             return True
         index = bisect_left(available, partition)
         return index < len(available) and available[index] == partition

@@ -534,6 +534,19 @@ async def test_the_connections_can_be_counted() -> None:
     await world.cluster.close()
 
 
+async def test_a_broker_is_hungry_that_takes_a_request_for_which_there_is_nothing() -> None:
+    world = World("seed:9092", brokers="1=one:9092 2=two:9092 3=three:9092")
+    await world.start()
+    assert not world.cluster.hungry(())
+    one, _ = await world.connect(1, 2)
+    assert world.cluster.hungry(())
+    assert world.cluster.hungry({1})
+    assert not world.cluster.hungry({1, 2})
+    one.in_flight = one.max_in_flight
+    assert not world.cluster.hungry({2})
+    await world.cluster.close()
+
+
 async def test_an_unknown_node_has_no_connection() -> None:
     world = World("seed:9092", brokers="1=one:9092")
     await world.start()
