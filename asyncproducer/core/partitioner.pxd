@@ -26,14 +26,15 @@ cdef class BuiltInPartitioner:
     cdef readonly str topic
     cdef object _random
     cdef object _view
+    cdef Py_ssize_t _count
+    cdef tuple _available
     cdef list _cumulative
     cdef list _partition_ids
     cdef Py_ssize_t _partition
     cdef long long _sticky_batch_size
     cdef long long _produced_bytes
 
-    @cython.locals(partition=Py_ssize_t)
-    cpdef Py_ssize_t peek(self, object topic)
+    cpdef Py_ssize_t peek(self, object topic) except -1
 
     @cython.locals(produced=cython.longlong, size=cython.longlong)
     cpdef bint update(
@@ -47,8 +48,23 @@ cdef class BuiltInPartitioner:
         self, object queue_sizes, object partition_ids=*, Py_ssize_t length=*
     )
 
-    cdef object _switch(self, object topic)
+    cdef object _look_at(self, object topic)
 
-    cdef Py_ssize_t _choose(self, object topic)
+    cdef object _switch(self)
 
-    cdef bint _usable(self, Py_ssize_t partition, object topic)
+    @cython.locals(number=cython.longlong, cumulative=list, partition=Py_ssize_t, available=tuple)
+    cdef Py_ssize_t _choose(self) except -1
+
+    @cython.locals(available=tuple, index=Py_ssize_t)
+    cdef bint _usable(self, Py_ssize_t partition) except -1
+
+
+@cython.locals(
+    low=Py_ssize_t,
+    high=Py_ssize_t,
+    middle=Py_ssize_t,
+    last=cython.longlong,
+    point=cython.longlong,
+    value=cython.longlong,
+)
+cdef Py_ssize_t _first_above(list sums, long long number) except -1

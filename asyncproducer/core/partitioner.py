@@ -13,7 +13,7 @@ This module is compiled together with the record path; partitioner.pxd has the C
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,6 +96,8 @@ class BuiltInPartitioner:
     """
 
     __slots__ = (
+        "_available",
+        "_count",
         "_cumulative",
         "_partition",
         "_partition_ids",
@@ -114,7 +116,10 @@ class BuiltInPartitioner:
         self._random = random
         self._partition = -1  # none yet
         self._produced_bytes = 0
-        self._view: TopicView | None = None  # the topic as of the last look
+        # The topic as of the last look, and what counts of it.
+        self._view: TopicView | None = None
+        self._count = 0
+        self._available: tuple[int, ...] = ()
         # The load of the partitions; None while it does not matter, see update_load.
         self._cumulative: list[int] | None = None
         self._partition_ids: list[int] = []
@@ -126,11 +131,10 @@ class BuiltInPartitioner:
             InvalidPartition: the topic has no partitions.
         """
         if topic is not self._view:
-            partition = self._partition
+            self._look_at(topic)
             # Short of a leader anywhere, a leaderless partition is as good as any.
-            if partition < 0 or not self._usable(partition, topic):
-                self._switch(topic)
-            self._view = topic
+            if self._partition < 0 or not self._usable(self._partition):
+                self._switch()
         return self._partition
 
     def update(
@@ -146,8 +150,9 @@ class BuiltInPartitioner:
         produced = self._produced_bytes + appended_bytes
         size = self._sticky_batch_size
         if produced >= 2 * size or (enable_switch and produced >= size):
-            self._switch(topic)
-            self._view = topic
+            if topic is not self._view:
+                self._look_at(topic)
+            self._switch()
             return True
         self._produced_bytes = produced
         return False
@@ -191,38 +196,59 @@ class BuiltInPartitioner:
         self._cumulative = cumulative
         self._partition_ids = list(partition_ids[:length])
 
-    def _switch(self, topic: TopicView) -> None:
-        self._partition = self._choose(topic)
+    def _look_at(self, topic: TopicView) -> None:
+        self._count = topic.partition_count
+        self._available = tuple(topic.available)
+        self._view = topic
+
+    def _switch(self) -> None:
+        if self._count < 1:
+            self._view = None  # the next one looks again, and is told as well
+            raise InvalidPartition(f"topic {self.topic} has no partitions")
+        self._partition = self._choose()
         self._produced_bytes = 0
 
-    def _choose(self, topic: TopicView) -> int:
-        count = topic.partition_count
-        if count < 1:
-            raise InvalidPartition(f"topic {self.topic} has no partitions")
+    def _choose(self) -> int:
         number = self._random()
         cumulative = self._cumulative
         if cumulative is not None:
-            # The first partition whose sum is above the point; sums ascend strictly.
-            index = bisect_right(cumulative, number % cumulative[-1])
-            partition = self._partition_ids[index]
-            if self._usable(partition, topic):
+            partition = self._partition_ids[_first_above(cumulative, number)]
+            if self._usable(partition):
                 return partition
             # The load was measured before the topic changed: choose evenly this time.
-        available = topic.available
+        available = self._available
         if available:
             return available[number % len(available)]
-        return number % count
+        return number % self._count
 
-    def _usable(self, partition: int, topic: TopicView) -> bool:
+    def _usable(self, partition: int) -> bool:
         """Whether the partition exists, and has a leader if any has."""
-        count = topic.partition_count
-        if partition >= count:
+        if partition >= self._count:
             return False
-        available = topic.available
-        if not available or len(available) == count:
+        available = self._available
+        if not available or len(available) == self._count:
             return True
         index = bisect_left(available, partition)
         return index < len(available) and available[index] == partition
+
+
+def _first_above(sums: list[int], number: int) -> int:
+    """Where in a list that ascends strictly the first sum is above `number` modulo the last.
+
+    bisect_right is a call of Python's, and there is a choice for each 16 KiB.
+    """
+    high = len(sums) - 1
+    last = sums[high]
+    point = number % last
+    low = 0
+    while low < high:
+        middle = (low + high) >> 1
+        value = sums[middle]
+        if value > point:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 class RoundRobinPartitioner:
