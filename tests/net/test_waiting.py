@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from time import monotonic
 
 import pytest
 
-from asyncproducer.net.waiting import Alarm, Changes
+from asyncproducer.net.waiting import Alarm, Changes, time_of
 
 pytestmark = pytest.mark.virtual_time
 
@@ -82,3 +83,16 @@ async def test_those_who_wait_are_woken_in_their_order() -> None:
     changes.tell()
     await asyncio.gather(*tasks)
     assert woken == list(range(100))
+
+
+async def test_the_time_of_an_ordinary_loop_is_asked_directly() -> None:
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    await asyncio.sleep(2.5)
+    assert time_of(loop)() == loop.time() == before + 2.5  # virtual
+    ordinary = asyncio.SelectorEventLoop()
+    try:
+        assert time_of(ordinary) is monotonic
+        assert ordinary.time() <= time_of(ordinary)() <= ordinary.time()
+    finally:
+        ordinary.close()
