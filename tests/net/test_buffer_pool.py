@@ -953,26 +953,19 @@ async def test_who_rests_goes_on_when_it_is_time_or_the_pool_is_closed() -> None
 
 
 async def test_who_rests_goes_on_when_so_much_is_free() -> None:
+    """And what he wanted counts no more for the next one."""
     loop = asyncio.get_running_loop()
-    began = loop.time()
     pool = full_pool()
-    rest = asyncio.create_task(pool.rest(60.0, 50))
-    await asyncio.sleep(1.0)
-    pool.release(49)
-    await asyncio.sleep(1.0)
-    assert not rest.done()
-    pool.release(1)
-    await rest
-    assert loop.time() == pytest.approx(began + 2.0)
-    # What the last one wanted counts no more.
-    rest = asyncio.create_task(pool.rest(60.0, 80))
-    await asyncio.sleep(1.0)
-    pool.release(20)
-    await asyncio.sleep(1.0)
-    assert not rest.done()
-    pool.release(10)
-    await rest
-    assert loop.time() == pytest.approx(began + 4.0)
+    for wanted, too_little, rest_of_it in ((50, 49, 1), (80, 20, 10)):
+        began = loop.time()
+        rest = asyncio.create_task(pool.rest(60.0, wanted))
+        await asyncio.sleep(1.0)
+        pool.release(too_little)
+        await asyncio.sleep(1.0)
+        assert not rest.done()
+        pool.release(rest_of_it)
+        await rest
+        assert loop.time() == pytest.approx(began + 2.0)
 
 
 async def test_close_can_say_why_and_everybody_gets_an_error_of_his_own(log: list[str]) -> None:
