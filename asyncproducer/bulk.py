@@ -287,7 +287,8 @@ class Sending:
                     self._look_at_memory()
                 elif pauses < _PAUSES and self._far_ahead(intake, again=pauses > 0):
                     pauses += 1
-                    await self._some_left()
+                    full = self._producer._pool
+                    await full.rest(_LONGER_PAUSE_S, full.total - _AHEAD_AGAIN)
                     continue
                 pauses = 0
                 first = row
@@ -312,10 +313,6 @@ class Sending:
         if used < (_AHEAD_AGAIN if again else _AHEAD_BYTES) or pool.closed:
             return False
         return not self._producer._cluster.hungry(intake.accumulator.ready)
-
-    async def _some_left(self) -> None:
-        pool = self._producer._pool
-        await pool.rest(_LONGER_PAUSE_S, pool.total - _AHEAD_AGAIN)
 
     async def _more_room(self, pool: BufferPool) -> None:
         """Memory was waited for, and comes back by the batch: wait for that of several.

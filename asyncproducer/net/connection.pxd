@@ -73,7 +73,14 @@ cdef class Connection:
     )
     @cython.locals(size=Py_ssize_t)
     cdef object _hand_over(self, object transport, object buffers)
-    @cython.locals(outbox=Outbox, before=Py_ssize_t, large=cython.bint, began=double, now=double, piece=list)
+    @cython.locals(
+        outbox=Outbox,
+        before=Py_ssize_t,
+        large=cython.bint,
+        began=double,
+        now=double,
+        piece=list,
+    )
     cdef object _write_on(self, object transport)
     cpdef object _data_received(self, object data)
     @cython.locals(request=Pending)

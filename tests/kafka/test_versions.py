@@ -105,10 +105,11 @@ async def test_connections_that_the_broker_closes_when_idle_cost_nothing(
     aged.create_topic("idle")
     async with Producer[Any, Any](aged.bootstrap_servers) as producer:
         assert (await producer.send("idle", b"before")).offset == 0
-        # A connection that is younger than the producer's: when it is closed, so is that.
-        async with await RawClient.connect(aged.bootstrap_servers) as client:
-            async with asyncio.timeout(30):
-                assert await client.reader.read() == b""
+        async with asyncio.timeout(30):
+            # Each of the broker's threads looks at its own connections, in its own time: that one
+            # was closed says nothing of the others, and what is sent just then is sent again.
+            while producer.metrics()["connection_count"] > 0:  # noqa: ASYNC110 there is no event
+                await asyncio.sleep(0.05)
         assert (await producer.send("idle", b"after")).offset == 1
         metrics = producer.metrics()
         assert metrics["record_retry_total"] == metrics["record_error_total"] == 0
