@@ -62,10 +62,10 @@ _SMALL_HEAP = 64
 #: The most that a record adds to its key, value and headers, lengths included.
 _MOST_ADDED = RECORD_OVERHEAD + 10
 
-#: What is ready for a broker that has other requests to answer leaves when it has so many bytes,
-#: or so many times `batch_size`, or is of so many partitions, or has waited so many seconds.
-_WORTH_BYTES = 262_144
-_WORTH_BATCHES = 16
+#: What is ready for a broker that has other requests to answer leaves when it is as large as the
+#: largest batch, or so many times `batch_size`, or is of so many partitions, or has waited so many
+#: seconds.
+_WORTH_BATCHES = 64
 _WORTH_PARTITIONS = 100
 _MOST_HELD_SECONDS = 0.005
 
@@ -234,7 +234,7 @@ class Accumulator:
         #: bytes. Where batches do not grow that would be for nothing.
         grows = self._batch_max_bytes > batch_size and codec is None
         self._held = min(linger, _MOST_HELD_SECONDS) if grows else 0.0
-        self._worth = min(_WORTH_BYTES, _WORTH_BATCHES * batch_size)
+        self._worth = min(self._batch_max_bytes, _WORTH_BATCHES * batch_size)
         self._delivery_timeout = delivery_timeout
         self._retry_backoff = retry_backoff
         self._random = random

@@ -1317,7 +1317,7 @@ def test_little_is_held_up_while_it_would_linger_but_not_long(linger: float, mos
 
 
 def test_the_oldest_batch_tells_how_long() -> None:
-    rig = growing([1, 1, 1])
+    rig = growing([1, 1, 1], most=10_000)
     for partition in (1, 0, 2):
         ripe(rig, partition)
         rig.now += 0.001
@@ -1325,18 +1325,18 @@ def test_the_oldest_batch_tells_how_long() -> None:
 
 
 def test_what_is_worth_a_request_is_not_held_up() -> None:
-    """16 times batch_size, 256 KiB at most."""
-    rig = growing([1] * 9)
-    ripe(rig, *range(7))
+    """64 times batch_size, the largest batch at most."""
+    rig = growing([1] * 40, most=100_000)
+    ripe(rig, *range(34))
     assert held(rig) is not None
-    ripe(rig, 7, 8)
+    ripe(rig, 34, 35)
     assert held(rig) is None
-    large = growing([1, 1], batch_size=100_000, most=1_000_000)
+    large = growing([1, 1], batch_size=100_000, most=250_000)
     for partition in (0, 0, 0, 1, 1):
         large.append(bytes(48_000), partition=partition)
     assert held(large) is not None, "144 kB"
     large.append(bytes(48_000), partition=1)
-    assert held(large) is None, "twice as much"
+    assert held(large) is None, "288 kB"
 
 
 def test_of_more_than_a_hundred_partitions_nothing_is_held_up() -> None:
