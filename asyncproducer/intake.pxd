@@ -177,7 +177,7 @@ cdef class Entry:
 
 
 @cython.locals(entry=Entry)
-cdef Entry _new_entry(
+cdef inline Entry _new_entry(
     bint sends,
     Intake intake,
     object topic,
@@ -320,7 +320,7 @@ cdef class Intake:
         when=cython.longlong,
         delivery=Delivery,
     )
-    cdef Delivery enter_open(self, object topic, object value, object key)
+    cdef Delivery enter_open(self, Entry entry)
     cdef bint _somebody_waits(self) noexcept
     cdef bint _here(self) noexcept
     @cython.locals(counter=cython.ulonglong, nanoseconds=cython.longlong)

@@ -279,11 +279,7 @@ class Entry:
         if self._headers is not None or self._rest is not None:
             delivery = self._enter()
         else:
-            if self._key is None:
-                # Without a name for it: names are counted, and nearly all here are for None.
-                delivery = self._intake.enter_open(self._topic, self._value, None)
-            else:
-                delivery = self._intake.enter_open(self._topic, self._value, self._key)
+            delivery = self._intake.enter_open(self)
             if delivery is None:
                 delivery = self._enter()
         if delivery is None:
@@ -612,11 +608,11 @@ class Intake:
                 return self._enter_awaited(topic, value, key, pairs, partition, timestamp, openings)
         return self._enter_bytes(topic, value, key, pairs, partition, timestamp, wait)
 
-    def enter_open(self, topic: Any, value: Any, key: Any) -> Delivery | None:
+    def enter_open(self, entry: Entry) -> Delivery | None:
         """The short way of nearly every record, in one piece: bytes for the topic of the record
         before, into a batch that is open. None: go the long way, `enter`."""
         state = self._last_state
-        if topic is not self._last_topic or state is None or not state.known:
+        if entry._topic is not self._last_topic or state is None or not state.known:
             return None
         if not self._plain or not self._here() or self.breathing is not None:
             return None
@@ -624,6 +620,7 @@ class Intake:
             return None
         size = 1
         place = -1
+        value, key = entry._value, entry._key
         if value is not None:
             if type(value) is not bytes:
                 return None

@@ -134,9 +134,6 @@ cdef class Accumulator:
     @cython.locals(batch=ProducerBatch)
     cdef bint _unstick(self, TopicState topic) except -1
 
-    @cython.locals(queue=PartitionQueue, batch=ProducerBatch)
-    cdef ProducerBatch _with_room(self, TopicState topic, Py_ssize_t partition, Py_ssize_t size)
-
     @cython.locals(queue=PartitionQueue)
     cdef ProducerBatch _switched(self, TopicState topic)
 
@@ -240,3 +237,9 @@ cdef class Accumulator:
     cpdef object give_back(self)
     @cython.locals(batch=ProducerBatch, expired=list)
     cpdef list expire(self, double now)
+
+
+@cython.locals(queue=PartitionQueue, batch=ProducerBatch)
+cdef inline ProducerBatch _with_room(
+    Accumulator accumulator, TopicState topic, Py_ssize_t partition, Py_ssize_t size
+)

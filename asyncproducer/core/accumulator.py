@@ -411,7 +411,7 @@ class Accumulator:
         The way of nearly every record. Nothing becomes due here, so it needs no time. Key and
         value are bytes or None, `size` is that of key, value and headers together.
         """
-        batch = self._with_room(topic, partition, size)
+        batch = _with_room(self, topic, partition, size)
         if batch is None:
             return None
         before = batch.size
@@ -439,7 +439,7 @@ class Accumulator:
 
     def append_row(self, topic: TopicState, partition: int, rows: Rows) -> ProducerBatch | None:
         """`append_open` of the row that `rows` has read. Returns the batch that it is in."""
-        batch = self._with_room(topic, partition, rows.size)
+        batch = _with_room(self, topic, partition, rows.size)
         if batch is None:
             return None
         before = batch.size
@@ -520,24 +520,6 @@ class Accumulator:
             topic.partitioner.update(batch.partition, topic.unsaid, topic.view, False)
             topic.unsaid = 0
             topic.sticky = None
-
-    def _with_room(self, topic: TopicState, partition: int, size: int) -> ProducerBatch | None:
-        """The open batch that the next record goes to, if that takes no more than writing."""
-        if partition < 0:
-            batch = topic.sticky
-            if batch is None:
-                batch = self._switched(topic)
-        else:
-            queue = topic.queues[partition]
-            if queue is None:
-                return None
-            batch = queue.open
-        if batch is None or not batch.is_open:
-            return None
-        # What fills it exactly takes the long way, too.
-        if batch.size + size + _MOST_ADDED < batch.easy:
-            return batch
-        return batch if batch.has_room(size + _MOST_ADDED + 1) else None
 
     def _switched(self, topic: TopicState) -> ProducerBatch | None:
         """The open batch of the partition that the sticky partitioner has turned to."""
@@ -1304,3 +1286,24 @@ class Accumulator:
     def sequences_of(self, batch: ProducerBatch) -> PartitionSequences:
         """The numbers of the batch's partition."""
         return self._queue(batch).sequences
+
+
+def _with_room(
+    accumulator: Accumulator, topic: TopicState, partition: int, size: int
+) -> ProducerBatch | None:
+    """The open batch that the next record goes to, if that takes no more than writing."""
+    if partition < 0:
+        batch = topic.sticky
+        if batch is None:
+            batch = accumulator._switched(topic)
+    else:
+        queue = topic.queues[partition]
+        if queue is None:
+            return None
+        batch = queue.open
+    if batch is None or not batch.is_open:
+        return None
+    # What fills it exactly takes the long way, too.
+    if batch.size + size + _MOST_ADDED < batch.easy:
+        return batch
+    return batch if batch.has_room(size + _MOST_ADDED + 1) else None
