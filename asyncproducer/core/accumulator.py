@@ -411,7 +411,7 @@ class Accumulator:
         The way of nearly every record. Nothing becomes due here, so it needs no time. Key and
         value are bytes or None, `size` is that of key, value and headers together.
         """
-        batch = _with_room(self, topic, partition, size)
+        batch = _with_room(topic, partition, size)
         if batch is None:
             return None
         before = batch.size
@@ -439,7 +439,7 @@ class Accumulator:
 
     def append_row(self, topic: TopicState, partition: int, rows: Rows) -> ProducerBatch | None:
         """`append_open` of the row that `rows` has read. Returns the batch that it is in."""
-        batch = _with_room(self, topic, partition, rows.size)
+        batch = _with_room(topic, partition, rows.size)
         if batch is None:
             return None
         before = batch.size
@@ -520,14 +520,6 @@ class Accumulator:
             topic.partitioner.update(batch.partition, topic.unsaid, topic.view, False)
             topic.unsaid = 0
             topic.sticky = None
-
-    def _switched(self, topic: TopicState) -> ProducerBatch | None:
-        """The open batch of the partition that the sticky partitioner has turned to."""
-        queue = topic.queues[topic.partitioner.peek(topic.view)]
-        if queue is not None:
-            topic.sticky = queue.open
-            topic.room = 0
-        return topic.sticky
 
     def append(
         self,
@@ -1288,14 +1280,12 @@ class Accumulator:
         return self._queue(batch).sequences
 
 
-def _with_room(
-    accumulator: Accumulator, topic: TopicState, partition: int, size: int
-) -> ProducerBatch | None:
+def _with_room(topic: TopicState, partition: int, size: int) -> ProducerBatch | None:
     """The open batch that the next record goes to, if that takes no more than writing."""
     if partition < 0:
         batch = topic.sticky
         if batch is None:
-            batch = accumulator._switched(topic)
+            batch = _switched(topic)
     else:
         queue = topic.queues[partition]
         if queue is None:
@@ -1307,3 +1297,12 @@ def _with_room(
     if batch.size + size + _MOST_ADDED < batch.easy:
         return batch
     return batch if batch.has_room(size + _MOST_ADDED + 1) else None
+
+
+def _switched(topic: TopicState) -> ProducerBatch | None:
+    """The open batch of the partition that the sticky partitioner has turned to."""
+    queue = topic.queues[topic.partitioner.peek(topic.view)]
+    if queue is not None:
+        topic.sticky = queue.open
+        topic.room = 0
+    return topic.sticky
