@@ -1,9 +1,10 @@
 # C types for intake.py, which reads the same without them.
 cimport cython
+from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident as c_get_ident
 from cpython.time cimport monotonic as c_monotonic, time_ns as c_time_ns
 
-from asyncproducer.core.accumulator cimport Accumulator, TopicState
+from asyncproducer.core.accumulator cimport Accumulator, TopicState, append_quickly
 from asyncproducer.core.batch cimport ProducerBatch, plain_headers, size_of
 from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery, Waiter
@@ -13,7 +14,7 @@ from asyncproducer.core.partitioner cimport partition_for_key
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(object)
     # Of an OrderedDict as well.
-    Py_ssize_t dict_size "PyDict_GET_SIZE"(object)
+    Py_ssize_t PyDict_GET_SIZE(PyObject *)
 
 cdef class Intake
 cdef enum:
@@ -318,6 +319,7 @@ cdef class Intake:
         place=Py_ssize_t,
         taken=Py_ssize_t,
         when=cython.longlong,
+        accumulator=Accumulator,
         delivery=Delivery,
     )
     cdef Delivery enter_open(self, Entry entry)
@@ -328,3 +330,8 @@ cdef class Intake:
     cdef double _now(self) except? -1
     @cython.locals(taken=Py_ssize_t)
     cdef bint _look(self) except -1
+
+
+# How many topics and records wait. A name for each line would be counted, for each record.
+cdef inline Py_ssize_t in_line(Intake intake) noexcept:
+    return PyDict_GET_SIZE(<PyObject *>intake._lines) + PyDict_GET_SIZE(<PyObject *>intake._pool_line)

@@ -76,13 +76,14 @@ if TYPE_CHECKING:
     # Where this module is compiled, these are C functions, see intake.pxd.
     COMPILED: bool
     MOST_NS_PER_COUNT: int
+    append_quickly: Any
     Py_REFCNT: Any
     begin_entry: Any
     c_counter: Any
     c_get_ident: Any
     c_monotonic: Any
     c_time_ns: Any
-    dict_size: Any
+    in_line: Any
     install_calls: Any
     install_send: Any
     plain_call: Any
@@ -635,7 +636,13 @@ class Intake:
         if taken > self._look_at or size > self._certain_size:
             return None
         when = self._today()
-        delivery = self.accumulator.append_open(state, place, when, key, value, NO_HEADERS, size)
+        accumulator = self.accumulator
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            delivery = append_quickly(accumulator, state, place, when, key, value, size)
+            if delivery is not None:
+                self._taken = taken
+                return delivery
+        delivery = accumulator.append_open(state, place, when, key, value, NO_HEADERS, size)
         if delivery is not None:
             self._taken = taken
         return delivery
@@ -643,7 +650,7 @@ class Intake:
     def _somebody_waits(self) -> bool:
         """Nobody overtakes those who wait for metadata, or for memory."""
         if COMPILED:  # pragma: no cover - coverage sees no C
-            return dict_size(self._lines) + dict_size(self._pool_line) > 0  # type: ignore[no-any-return]
+            return in_line(self) > 0  # type: ignore[no-any-return]
         return bool(self._lines or self._pool_line)
 
     def _here(self) -> bool:

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from asyncproducer import (
     TransactionAborted,
 )
 from asyncproducer import intake as module
+from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
 from asyncproducer.core.partitioner import partition_for_key
 from asyncproducer.core.wire import ApiKey
 from asyncproducer.encoding import MAX_TIMESTAMP
@@ -1030,6 +1032,43 @@ async def test_largest_record_is_sent(cluster: EmbeddedCluster, new_producer: Ne
         await producer.send("t", bytes(10_000 - overhead))
         with pytest.raises(RecordTooLarge, match="takes up to 10001 bytes"):
             await producer.send("t", bytes(10_001 - overhead))
+
+
+@pytest.mark.parametrize("batch_size", [1_000_000, 16_384])
+async def test_records_on_the_short_way_have_the_bytes_that_a_batch_writes(
+    cluster: EmbeddedCluster, new_producer: New, batch_size: int
+) -> None:
+    """Of every size at which a length takes a byte more; also where the batch grows in pieces."""
+    sizes = [*range(80), *range(8140, 8200)]
+    given = [
+        (key, None if size is None else bytes([number & 255]) * size)
+        for number, size in enumerate([None, *sizes])
+        for key in (None, b"", b"a key of some bytes")
+    ]
+    async with new_producer(
+        batch_size=batch_size, linger_ms=60_000, adaptive_linger=False
+    ) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        sent = [(pair, await producer.enqueue("t", pair[1], key=pair[0])) for pair in given]
+        batches = [
+            (queue.partition, batch)
+            for queue in producer._accumulator.topics["t"].queues
+            if queue is not None
+            for batch in (*queue.in_flight, *queue.batches)
+        ]
+        assert sum(batch.count for _, batch in batches) == len(given)
+        for partition in {partition for partition, _ in batches}:
+            mine = iter([each for each in sent if each[1].partition == partition])
+            for batch in [batch for place, batch in batches if place == partition]:
+                expected = ProducerBatch("t", partition, write_limit=10_000_000, created_at=0.0)
+                for (key, value), delivery in islice(mine, batch.count):
+                    assert expected.try_append(delivery.timestamp, key, value, NO_HEADERS)
+                assert batch.uncompressed() == expected.uncompressed()
+                assert batch.size == expected.size
+                assert batch.max_timestamp == expected.max_timestamp
+                assert batch.max_record_size == expected.max_record_size
+        cluster.resume(1)
 
 
 #: Room for five batches of one record of 100 bytes.

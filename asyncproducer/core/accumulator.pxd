@@ -1,7 +1,17 @@
 # C types for accumulator.py, which reads the same without them.
 cimport cython
 
-from asyncproducer.core.batch cimport ProducerBatch, append_bytes, batch_upper_bound, size_of
+from cpython.list cimport PyList_GET_ITEM
+from cpython.object cimport PyObject
+
+from asyncproducer.core.batch cimport (
+    ProducerBatch,
+    append_bytes,
+    batch_upper_bound,
+    octets_at,
+    put_record,
+    size_of,
+)
 from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery
 from asyncproducer.core.partitioner cimport BuiltInPartitioner
@@ -105,8 +115,6 @@ cdef class Accumulator:
         batch=ProducerBatch,
         before=Py_ssize_t,
         delivery=Delivery,
-        key_size=Py_ssize_t,
-        value_size=Py_ssize_t,
     )
     cpdef Delivery append_open(
         self,
@@ -241,3 +249,90 @@ cdef class Accumulator:
 cdef inline ProducerBatch _with_room(TopicState topic, Py_ssize_t partition, Py_ssize_t size)
 @cython.locals(queue=PartitionQueue)
 cdef ProducerBatch _switched(TopicState topic)
+
+
+# `Accumulator.append_open` without headers, for nearly every record. None: go that way. No object has
+# another name here: each would be counted, for each record.
+cdef inline Delivery append_quickly(
+    Accumulator accumulator,
+    TopicState topic,
+    Py_ssize_t partition,
+    long long timestamp,
+    object key,
+    object value,
+    Py_ssize_t size,
+):
+    cdef PyObject *batch = <PyObject *>topic.sticky if partition < 0 else _open_of(topic, partition)
+    if (
+        batch is <PyObject *>None
+        or (<ProducerBatch>batch).size + size + _MOST_ADDED >= (<ProducerBatch>batch).quick_end
+    ):
+        return None
+    return _add(accumulator, topic, <ProducerBatch>batch, partition < 0, timestamp, key, value)
+
+
+cdef inline PyObject *_open_of(TopicState topic, Py_ssize_t partition) noexcept:
+    cdef PyObject *queue = PyList_GET_ITEM(<object><PyObject *>topic.queues, partition)
+    return queue if queue is <PyObject *>None else <PyObject *>(<PartitionQueue>queue).open
+
+
+cdef inline Delivery _add(
+    Accumulator accumulator,
+    TopicState topic,
+    ProducerBatch batch,
+    bint sticky,
+    long long timestamp,
+    object key,
+    object value,
+):
+    cdef Py_ssize_t index = batch.count
+    cdef Py_ssize_t key_size = size_of(key)
+    cdef Py_ssize_t value_size = size_of(value)
+    cdef Py_ssize_t size = put_record(
+        batch, timestamp, key_size, octets_at(key), value_size, octets_at(value)
+    )
+    if sticky:
+        topic.unsaid += size
+        if topic.unsaid >= topic.room:
+            accumulator._tell(topic, batch)
+    return delivery_of(accumulator, batch, index, timestamp, key_size, value_size)
+
+
+# The Delivery of a record. A loop that keeps none of them needs one: the last, if nobody else has it.
+cdef inline Delivery delivery_of(
+    Accumulator accumulator,
+    ProducerBatch batch,
+    Py_ssize_t index,
+    long long timestamp,
+    Py_ssize_t key_size,
+    Py_ssize_t value_size,
+):
+    if not _is_free(<PyObject *>accumulator.last, <PyObject *>batch):
+        return _new_delivery(accumulator, batch, index, timestamp, key_size, value_size)
+    accumulator.last._index = index
+    accumulator.last._timestamp = timestamp
+    accumulator.last._key_size = key_size
+    accumulator.last._value_size = value_size
+    accumulator.last._observed = False
+    return accumulator.last
+
+
+cdef inline bint _is_free(PyObject *delivery, PyObject *batch) noexcept:
+    return (
+        delivery is not <PyObject *>None
+        and Py_REFCNT(<object>delivery) == 1
+        and <PyObject *>(<Delivery>delivery)._outcome is batch
+    )
+
+
+cdef inline Delivery _new_delivery(
+    Accumulator accumulator,
+    ProducerBatch batch,
+    Py_ssize_t index,
+    long long timestamp,
+    Py_ssize_t key_size,
+    Py_ssize_t value_size,
+):
+    cdef Delivery delivery = batch.delivery(index, timestamp, key_size, value_size)
+    accumulator.last = delivery
+    return delivery

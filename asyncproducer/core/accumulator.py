@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     # Where this module is compiled, these are C functions, see accumulator.pxd.
     COMPILED: bool
-    Py_REFCNT: Any
     append_bytes: Any
+    delivery_of: Any
     size_of: Any
 
 __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
@@ -417,18 +417,11 @@ class Accumulator:
         before = batch.size
         delivery: Delivery | None
         if COMPILED:  # pragma: no cover - coverage sees no C
-            key_size = size_of(key)
-            value_size = size_of(value)
             if not append_bytes(batch, timestamp, key, value, headers):
                 return None
-            # A loop that keeps none of its deliveries needs one: what we have, and this name for
-            # it, are all the references that there are.
-            delivery = self.last
-            if delivery is None or Py_REFCNT(delivery) > 2:
-                delivery = batch.delivery(batch.count - 1, timestamp, key_size, value_size)
-                self.last = delivery
-            else:
-                delivery.point(batch, batch.count - 1, timestamp, key_size, value_size)
+            delivery = delivery_of(
+                self, batch, batch.count - 1, timestamp, size_of(key), size_of(value)
+            )
         else:
             delivery = batch.try_append(timestamp, key, value, headers)
             if delivery is None:

@@ -13,7 +13,7 @@ from cpython.bytes cimport (
 )
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 from asyncproducer.core.delivery cimport Delivery, Outcome
 from asyncproducer.core.spares cimport SpareBuffers
@@ -211,12 +211,16 @@ cdef class ProducerBatch(Outcome):
     cdef Py_ssize_t _before
     cdef list _full
     cdef Py_ssize_t _lost
+    cdef Py_ssize_t quick_end
+    cdef char *_first
 
     cpdef Py_ssize_t estimated_size(self)
     cpdef Py_ssize_t on_the_wire(self, Py_ssize_t size)
     cpdef bint is_full(self)
     cpdef bint has_room(self, Py_ssize_t size)
     cpdef object widen(self, Py_ssize_t capacity, bint ripe)
+    @cython.locals(buffer=bytearray)
+    cdef bint _quicken(self) except -1
 
     @cython.locals(
         key_size=Py_ssize_t, value_size=Py_ssize_t
@@ -313,3 +317,45 @@ cdef inline bint append_bytes(
         size_of(headers),
         octets_at(headers),
     )
+
+
+# `append_fields` without headers, where nothing is to be looked at: the batch, were the record as large
+# as it can be, remains smaller than `quick_end`. Returns how much larger it is now.
+cdef inline Py_ssize_t put_record(
+    ProducerBatch batch,
+    long long timestamp,
+    Py_ssize_t key_size,
+    const unsigned char *key,
+    Py_ssize_t value_size,
+    const unsigned char *value,
+) noexcept:
+    cdef Py_ssize_t bound, size
+    cdef char *fields
+    # How large it is will be known when it is written. So many bytes are left for that number, which
+    # has as many nearly always.
+    cdef Py_ssize_t width = 1 if key_size + value_size < 52 else 2
+    cdef char *begin = batch._first + batch.size
+    cdef char *body = begin + width
+    body[0] = 0
+    fields = put_varint(body + 1, timestamp - batch.base_timestamp)
+    fields = put_varint(fields, batch.count)
+    size = put_field(put_field(fields, key_size, key), value_size, value) - body
+    body[size] = 0
+    size += 1
+    bound = _OVERHEAD + size - (fields - body)
+    if width == 2 and 64 <= size < 8192:
+        begin[0] = <char>(2 * size | 0x80)
+        begin[1] = <char>(size >> 6)
+    else:
+        if width != _size_of_length(size):
+            width = _size_of_length(size)
+            memmove(begin + width, body, size)
+        put_varint(begin, size)
+    size += width
+    batch.size += size
+    batch.count += 1
+    if timestamp > batch.max_timestamp:
+        batch.max_timestamp = timestamp
+    if bound > batch.max_record_size:
+        batch.max_record_size = bound
+    return size

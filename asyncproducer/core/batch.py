@@ -383,6 +383,10 @@ class ProducerBatch(Outcome):
         self._full: list[tuple[bytearray, int]] | None = None
         #: Bytes that full ones have left over.
         self._lost = 0
+        #: Compiled, up to this size `put_record` may write, which looks at nothing else; 0 where it
+        #: has no record yet, or is closed, or its records are compressed. With it goes `_first`:
+        #: where the first byte would be, were all of them in the present buffer.
+        self.quick_end = 0
         if COMPILED:  # pragma: no cover - coverage sees no C
             if spares is not None:
                 self.buffer = spares.take(write_limit)
@@ -429,6 +433,16 @@ class ProducerBatch(Outcome):
             self.easy = self.capacity
         elif self.codec is None:
             self.easy = min(self.write_limit, self.capacity)
+        self._quicken()
+
+    def _quicken(self) -> None:
+        """Something changed of what `quick_end` depends on."""
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            buffer = self.buffer
+            self.quick_end = 0
+            if buffer is not None and self.is_open and self.codec is None and self.count > 0:
+                self.quick_end = min(self.easy, self._before + len(buffer))
+                self._first = PyByteArray_AS_STRING(buffer) - self._before
 
     def try_append(
         self,
@@ -535,6 +549,8 @@ class ProducerBatch(Outcome):
         bound = _OVERHEAD + fields_size
         if bound > self.max_record_size:
             self.max_record_size = bound
+        if count == 0:
+            self._quicken()
         return True
 
     def append_values(
@@ -645,6 +661,7 @@ class ProducerBatch(Outcome):
         bound = _OVERHEAD + 2 + _size_of_field(largest)
         if bound > self.max_record_size:
             self.max_record_size = bound
+        self._quicken()
         return number - first
 
     def _make_room(
@@ -662,6 +679,7 @@ class ProducerBatch(Outcome):
             if room < written + record_size:
                 room = written + record_size
             PyByteArray_Resize(buffer, room)
+            self._quicken()
             return buffer  # type: ignore[no-any-return]
         room = self.capacity - has
         if room > 4 * has:
@@ -681,11 +699,13 @@ class ProducerBatch(Outcome):
         self._before = written
         buffer = None if self._spares is None else self._spares.take(room)
         self.buffer = new_buffer(room) if buffer is None else buffer
+        self._quicken()
         return self.buffer
 
     def close(self) -> None:
         """Take no more records."""
         self.is_open = False
+        self.quick_end = 0
 
     # -- leaving ---------------------------------------------------------------------------
 
@@ -798,6 +818,7 @@ class ProducerBatch(Outcome):
     def _give_buffer_back(self) -> None:
         buffer = self.buffer
         self.buffer = None
+        self.quick_end = 0
         if COMPILED and buffer is not None and self._spares is not None:  # pragma: no cover
             self._spares.put(buffer)
             if self._full is not None:

@@ -2,9 +2,6 @@
 cimport cython
 
 
-cdef enum:
-    COMPILED = 1
-
 cdef class Place
 cdef class Delivery
 cdef class Waiter

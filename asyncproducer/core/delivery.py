@@ -16,7 +16,7 @@ it has `call_soon`, no more.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncproducer.errors import (
     DeliveryError,
@@ -27,10 +27,6 @@ from asyncproducer.errors import (
 )
 from asyncproducer.logs import guarded
 from asyncproducer.records import RecordMetadata
-
-# ruff: noqa: F821 (names that delivery.pxd brings in where this module is compiled)
-if TYPE_CHECKING:
-    COMPILED: bool
 
 __all__ = [
     "ACKNOWLEDGED",
@@ -44,10 +40,6 @@ __all__ = [
     "Waiter",
     "raise_later",
 ]
-
-#: Whether this module runs compiled, which C knows as a constant: what the other case needs is not
-#: even there. A file that Python loads from source ends in .py.
-globals()["COMPILED"] = not __file__.endswith(".py")
 
 logger = guarded("asyncproducer")
 
@@ -321,9 +313,8 @@ class Place:
     def point(
         self, outcome: Outcome, index: int, timestamp: int, key_size: int, value_size: int
     ) -> None:
-        """This record, from now on: of a new one, or of one that nobody has any more."""
-        if not COMPILED or self._outcome is not outcome:
-            self._outcome = outcome
+        """This record."""
+        self._outcome = outcome
         self._index = index
         self._timestamp = timestamp
         self._key_size = key_size
