@@ -317,7 +317,6 @@ cdef class Intake:
         state=TopicState,
         size=Py_ssize_t,
         place=Py_ssize_t,
-        taken=Py_ssize_t,
         when=cython.longlong,
         accumulator=Accumulator,
         delivery=Delivery,

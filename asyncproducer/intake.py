@@ -632,19 +632,20 @@ class Intake:
             size += size_of(key) if COMPILED else len(key)
             if self._hash_keys:
                 place = partition_for_key(key, state.partition_count)
-        taken = self._taken + size + _BYTES_PER_RECORD
-        if taken > self._look_at or size > self._certain_size:
+        if size > self._certain_size:
             return None
         when = self._today()
         accumulator = self.accumulator
+        delivery = None
         if COMPILED:  # pragma: no cover - coverage sees no C
             delivery = append_quickly(accumulator, state, place, when, key, value, size)
-            if delivery is not None:
-                self._taken = taken
-                return delivery
-        delivery = accumulator.append_open(state, place, when, key, value, NO_HEADERS, size)
-        if delivery is not None:
-            self._taken = taken
+        if delivery is None:
+            delivery = accumulator.append_open(state, place, when, key, value, NO_HEADERS, size)
+            if delivery is None:
+                return None
+        self._taken += size + _BYTES_PER_RECORD
+        if self._taken > self._look_at:
+            self._look()
         return delivery
 
     def _somebody_waits(self) -> bool:
@@ -968,7 +969,10 @@ class Intake:
     async def enter_later(self, topic: str, *record: Any) -> Delivery:
         """`breathe`, then `enter`."""
         await self.breathe()
-        return await self.wait(topic, self.enter(topic, *record))
+        entered = self.enter(topic, *record)
+        if type(entered) is Delivery:
+            return entered
+        return await self.wait(topic, entered)
 
     async def wait(self, topic: str, entered: Any) -> Delivery:
         """Wait for what `enter` could not do at once; counts refusals as `enter` does."""
