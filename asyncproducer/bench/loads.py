@@ -22,7 +22,16 @@ from typing import Any, TypeAlias
 from asyncproducer.bench.peers import Job, Peer, Result
 from asyncproducer.bench.workloads import Case, Load, payloads
 
-__all__ = ["LOADS", "Meter", "longest_wait", "peak_rss_mib", "percentile", "values_of", "warm_up"]
+__all__ = [
+    "LOADS",
+    "Meter",
+    "in_turn",
+    "longest_wait",
+    "peak_rss_mib",
+    "percentile",
+    "values_of",
+    "warm_up",
+]
 
 #: The longest that records of an open loop are waited for after the last has left.
 _PATIENCE_S = 60.0
@@ -178,7 +187,22 @@ def longest_wait(turns: Iterable[float], idle: float, share: float) -> float:
 
 def values_of(case: Case) -> Iterator[Any]:
     """The values, for ever."""
-    return cycle(_documents(case) if case.json else payloads(case))
+    return cycle(_some_values(case))
+
+
+def _some_values(case: Case) -> Sequence[Any]:
+    return _documents(case) if case.json else payloads(case)
+
+
+def in_turn(values: Sequence[Any], first: int, count: int) -> Iterator[Sequence[Any]]:
+    """`count` of the endless repetition of `values`, from number `first` on, in pieces: to find the
+    next value is no part of what its record costs."""
+    while count > 0:
+        at = first % len(values)
+        piece = values if at == 0 and count >= len(values) else values[at : at + count]
+        yield piece
+        first += len(piece)
+        count -= len(piece)
 
 
 @functools.cache
@@ -214,24 +238,27 @@ def _runs(targets: list[_Target], case: Case, records: int) -> Iterator[tuple[_T
 
 
 async def _fill(peer: Peer, job: Job, records: int) -> None:
-    values = values_of(job.case)
+    values = _some_values(job.case)
     targets = _targets(job)
     enqueue = peer.enqueue
+    sent = 0
     async for share in _transactions(peer, job.case, records):
         for (topic, given), count in _runs(targets, job.case, share):
-            # The loop that a user would write: nothing between it and the producer's method.
-            if given and peer.blocking:
-                for value in islice(values, count):
-                    enqueue(topic, value, **given)
-            elif given:
-                for value in islice(values, count):
-                    await enqueue(topic, value, **given)
-            elif peer.blocking:
-                for value in islice(values, count):
-                    enqueue(topic, value)
-            else:
-                for value in islice(values, count):
-                    await enqueue(topic, value)
+            for piece in in_turn(values, sent, count):
+                # The loop that a user would write: nothing between it and the producer's method.
+                if given and peer.blocking:
+                    for value in piece:
+                        enqueue(topic, value, **given)
+                elif given:
+                    for value in piece:
+                        await enqueue(topic, value, **given)
+                elif peer.blocking:
+                    for value in piece:
+                        enqueue(topic, value)
+                else:
+                    for value in piece:
+                        await enqueue(topic, value)
+            sent += count
     await peer.flush()
 
 

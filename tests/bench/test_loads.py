@@ -13,6 +13,7 @@ from asyncproducer.bench import loads
 from asyncproducer.bench.loads import (
     LOADS,
     _Turns,
+    in_turn,
     longest_wait,
     percentile,
     values_of,
@@ -131,6 +132,14 @@ async def test_a_turn_counts_what_the_thread_computed_in_it(
     assert turns.computed == [1, 1]
     # It asks in each whether there is something to do.
     assert turns.idle == 3
+
+
+def test_values_in_turn_are_those_of_an_endless_repetition() -> None:
+    for first in range(9):
+        for count in range(12):
+            pieces = list(in_turn(list("abcd"), first, count))
+            assert all(pieces)
+            assert [v for piece in pieces for v in piece] == list("abcd" * 6)[first : first + count]
 
 
 def test_a_loop_without_turns_of_its_own_has_none() -> None:
