@@ -154,11 +154,25 @@ cdef class Values:
     cdef Py_ssize_t locate(self, Py_ssize_t number) except -3
 
 
+cdef Py_ssize_t _UNKNOWN
+cdef Py_ssize_t _DIFFERENT
+
+
+@cython.final
+cdef class Sizes:
+    cdef Py_ssize_t same
+    cdef Py_ssize_t _room
+    cdef int[::1] _each
+
+    cpdef object put(self, Py_ssize_t number, Py_ssize_t size)
+    cpdef Py_ssize_t of(self, Py_ssize_t number) except? -1
+
+
 cdef class ListedValues(Values):
     cdef list items
     # The same without a reference of its own, see uncounted.
     cdef PyObject *bare
-    cdef int[::1] sizes
+    cdef Sizes sizes
     cdef bint keeps
     cdef Py_ssize_t base
 

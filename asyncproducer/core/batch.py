@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,6 +63,7 @@ __all__ = [
     "RECORD_OVERHEAD",
     "ListedValues",
     "ProducerBatch",
+    "Sizes",
     "Values",
     "batch_upper_bound",
     "encode_headers",
@@ -252,13 +254,46 @@ class Values:
         raise NotImplementedError
 
 
+#: `Sizes.same` before the first, and where not all have the same: no value has such a size.
+_UNKNOWN = -2
+_DIFFERENT = -3
+
+
+class Sizes:
+    """Of `room` values by number, put one after the other: one number while all have the same.
+
+    `same`: that of those that are not put.
+    """
+
+    def __init__(self, room: int, same: int = _UNKNOWN) -> None:
+        self._room = room
+        self.same = same
+        self._each: Any = None
+
+    def put(self, number: int, size: int) -> None:
+        """The value has this size, -1 for null."""
+        if self._each is None:
+            if size == self.same:
+                return
+            if self.same == _UNKNOWN:
+                self.same = size
+                return
+            self._each = array("i", (self.same,)) * self._room
+            self.same = _DIFFERENT
+        self._each[number] = size
+
+    def of(self, number: int) -> int:
+        """The size of a value that was put."""
+        return self.same if self._each is None else self._each[number]
+
+
 class ListedValues(Values):
     """Plain are bytes, nothing else. The list may become shorter at any time.
 
     `sizes` gets the size of the value `number` at `base + number`.
     """
 
-    def __init__(self, items: list[Any], sizes: Any = None, base: int = 0) -> None:
+    def __init__(self, items: list[Any], sizes: Sizes | None = None, base: int = 0) -> None:
         self.items = items
         if COMPILED:  # pragma: no cover - coverage sees no C
             self.bare: Any = uncounted(items)
@@ -277,8 +312,8 @@ class ListedValues(Values):
         for number, item in enumerate(self.items[first:end], self.base + first):
             if type(item) is not bytes:
                 return
-            if self.keeps:
-                self.sizes[number] = len(item)
+            if self.sizes is not None:
+                self.sizes.put(number, len(item))
             yield item
 
 
@@ -294,8 +329,8 @@ def _locate(values: ListedValues, number: int) -> int:  # pragma: no cover - cov
         return -2
     values.at = bytes_data(item)
     size: int = bytes_size(item)
-    if values.keeps:
-        values.sizes[values.base + number] = size
+    if values.keeps and size != values.sizes.same:
+        values.sizes.put(values.base + number, size)
     return size
 
 

@@ -7,6 +7,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from asyncproducer.core.batch cimport (
     ListedValues,
     ProducerBatch,
+    Sizes,
     Values,
     bytes_size,
     put_field,
@@ -142,9 +143,8 @@ cdef class Objects(Rows):
     cdef Py_ssize_t _base
     cdef public Py_ssize_t bytes
     cdef object _topic_of_all
-    cdef Py_ssize_t _room
-    cdef int[::1] _key_sizes
-    cdef int[::1] _value_sizes
+    cdef Sizes _key_sizes
+    cdef Sizes _value_sizes
 
     cpdef object add(self, object item)
     cpdef bint ends(self, Py_ssize_t row) except -1
@@ -158,7 +158,6 @@ cdef class Objects(Rows):
         Py_ssize_t limit,
         Py_ssize_t most,
     ) except -1
-    cdef object _keep_key_size(self, Py_ssize_t row, Py_ssize_t size)
     @cython.locals(outcome=Outcome)
     cpdef object placed(self, Py_ssize_t row, Delivery delivery)
     @cython.locals(at=Py_ssize_t, outcome=Outcome, delivery=Delivery)

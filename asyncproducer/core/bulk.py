@@ -23,6 +23,7 @@ from asyncproducer.core.batch import (
     NO_HEADERS,
     ListedValues,
     ProducerBatch,
+    Sizes,
     Values,
     encode_headers,
 )
@@ -393,10 +394,9 @@ class Objects(Rows):
         self._topic_of_all = topic
         #: The size of what was read, for who wonders how many to take at once.
         self.bytes = 0
-        # Of each row that was read, for its RecordMetadata. Most bulks have no keys.
-        self._room = room
-        self._key_sizes: Any = None
-        self._value_sizes: Any = array("i", (0,)) * room
+        # Of each row that was read, for its RecordMetadata.
+        self._key_sizes = Sizes(room, -1)
+        self._value_sizes = Sizes(room)
         self._values = ListedValues(items, self._value_sizes, self._base)
 
     def add(self, item: Any) -> None:
@@ -464,16 +464,10 @@ class Objects(Rows):
             self.size += self.key_size
         elif key is not None:
             return False
-        if self.key_size >= 0:
-            self._keep_key_size(row, self.key_size)
-        self._value_sizes[row] = self.value_size
+        self._key_sizes.put(row, self.key_size)
+        self._value_sizes.put(row, self.value_size)
         self.bytes += self.size
         return True
-
-    def _keep_key_size(self, row: int, size: int) -> None:
-        if self._key_sizes is None:
-            self._key_sizes = array("i", (-1,)) * self._room
-        self._key_sizes[row] = size
 
     def fill(self, batch: ProducerBatch, row: int, end: int, limit: int, most: int) -> int:
         """See Rows."""
@@ -502,9 +496,8 @@ class Objects(Rows):
         """See Rows."""
         outcome = delivery._resolve()
         self._put(row, self._slot(outcome), delivery._index, delivery._timestamp)
-        if delivery._key_size >= 0:
-            self._keep_key_size(row, delivery._key_size)
-        self._value_sizes[row] = delivery._value_size
+        self._key_sizes.put(row, delivery._key_size)
+        self._value_sizes.put(row, delivery._value_size)
         self.bytes += max(delivery._key_size, 0) + max(delivery._value_size, 0)
 
     def _delivery(self, row: int) -> Delivery:
@@ -513,8 +506,8 @@ class Objects(Rows):
         delivery = outcome.delivery(
             self._runs[at + 2] + row - self._runs[at],
             self._runs[at + 3],
-            -1 if self._key_sizes is None else self._key_sizes[row],
-            self._value_sizes[row],
+            self._key_sizes.of(row),
+            self._value_sizes.of(row),
         )
         return delivery
 

@@ -15,6 +15,7 @@ from asyncproducer.core.batch import (
     RECORD_OVERHEAD,
     ListedValues,
     ProducerBatch,
+    Sizes,
     batch_upper_bound,
     encode_headers,
     plain_headers,
@@ -365,6 +366,16 @@ def test_of_values_in_a_row_only_those_are_read_that_have_room() -> None:
 
     values = Counted([bytes(50)] * 500)
     assert new(limit=1_000_000).append_values(values, 0, 500, T0, 200, 50) == values.read - 1 == 2
+
+
+@given(st.lists(st.integers(-1, 3), max_size=8), st.sampled_from([None, -1]))
+def test_sizes_are_those_that_were_put(sizes: list[int], missing: int | None) -> None:
+    kept = Sizes(len(sizes)) if missing is None else Sizes(len(sizes), missing)
+    for number, size in enumerate(sizes):
+        if size != missing:
+            kept.put(number, size)
+            kept.put(number, size)  # a row may be read again
+    assert [kept.of(number) for number in range(len(sizes))] == sizes
 
 
 def test_values_in_a_row_begin_with_bytes_in_an_open_batch() -> None:
