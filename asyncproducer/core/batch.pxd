@@ -173,7 +173,6 @@ cdef class ListedValues(Values):
     # The same without a reference of its own, see uncounted.
     cdef PyObject *bare
     cdef Sizes sizes
-    cdef bint keeps
     cdef Py_ssize_t base
 
     cdef Py_ssize_t locate(self, Py_ssize_t number) except -3

@@ -298,7 +298,6 @@ class ListedValues(Values):
         if COMPILED:  # pragma: no cover - coverage sees no C
             self.bare: Any = uncounted(items)
         self.sizes = sizes
-        self.keeps = sizes is not None
         self.base = base
 
     def locate(self, number: int) -> int:
@@ -329,7 +328,7 @@ def _locate(values: ListedValues, number: int) -> int:  # pragma: no cover - cov
         return -2
     values.at = bytes_data(item)
     size: int = bytes_size(item)
-    if values.keeps and size != values.sizes.same:
+    if values.sizes is not None and size != values.sizes.same:
         values.sizes.put(values.base + number, size)
     return size
 
