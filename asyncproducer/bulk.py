@@ -62,8 +62,8 @@ _PAUSE_S = 0.005
 #: Who has so much in memory, his own or not, goes on when it is no more than so much. It is some
 #: times what brokers take at once; more would be memory that is new to the process, in which others
 #: would have to wait behind it.
-_AHEAD_BYTES = 16 * 1024 * 1024
-_AHEAD_AGAIN = 8 * 1024 * 1024
+_AHEAD_BYTES = 10 * 1024 * 1024
+_AHEAD_AGAIN = 5 * 1024 * 1024
 #: Whether a broker has nothing to take any more is looked at so often, as many times as above.
 _LONGER_PAUSE_S = 0.01
 
@@ -174,6 +174,8 @@ class Sending:
         intake = producer._intake
         #: Which transaction it began in; 0 before the first.
         self._opening = 0 if intake is None else intake.openings
+        #: Whether it has once been far ahead of the brokers.
+        self._abounds = False
         #: Whether `enqueue` is to see each of them.
         self._by_record = by_record
         #: Topic → the error of the record that waited for it in vain.
@@ -273,6 +275,7 @@ class Sending:
     async def _take(self, topic: str | None, rows: Rows, row: int) -> None:
         """Buffer the rows from `row` on."""
         intake = self._producer._intake
+        rows.abound = self._abounds
         pauses = 0
         while not rows.ends(row):
             if intake is not None and intake.openings != self._opening:
@@ -285,7 +288,7 @@ class Sending:
                     await intake.breathe()
                 if self._memory is not None:
                     self._look_at_memory()
-                elif pauses < _PAUSES and self._far_ahead(intake, again=pauses > 0):
+                elif pauses < _PAUSES and self._far_ahead(intake, rows, again=pauses > 0):
                     pauses += 1
                     full = self._producer._pool
                     await full.rest(_LONGER_PAUSE_S, full.total - _AHEAD_AGAIN)
@@ -305,11 +308,13 @@ class Sending:
                 await self._more_room(pool)
         rows.drop()
 
-    def _far_ahead(self, intake: Intake, *, again: bool) -> bool:
+    def _far_ahead(self, intake: Intake, rows: Rows, *, again: bool) -> bool:
         """Whether more in memory would do nothing for the brokers: no one is without something to
         take. `again`: it was so, and is until some of it has left."""
         pool = self._producer._pool
         used = pool.total - pool.available
+        if used >= _AHEAD_AGAIN:
+            rows.abound = self._abounds = True
         if used < (_AHEAD_AGAIN if again else _AHEAD_BYTES) or pool.closed:
             return False
         return not self._producer._cluster.hungry(intake.accumulator.ready)

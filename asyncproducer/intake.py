@@ -846,37 +846,45 @@ class Intake:
         accumulator = self.accumulator
         topic: Any = None
         state: TopicState | None = None
-        # Nobody overtakes those who wait for memory.
-        while row < rows.count and not self._pool_line and rows.read(row):
-            if rows.topic is not topic:
-                topic = rows.topic
-                state = accumulator.topics.get(topic)
-                if topic in self._lines:
+        try:
+            # Nobody overtakes those who wait for memory.
+            while row < rows.count and not self._pool_line and rows.read(row):
+                if rows.topic is not topic:
+                    topic = rows.topic
+                    if state is not None:
+                        state.stays = False
+                    state = accumulator.topics.get(topic)
+                    if topic in self._lines:
+                        break
+                    if state is not None:
+                        accumulator.stay(state, rows.abound)
+                if state is None or not state.known or rows.size > self._certain_size:
                     break
-            if state is None or not state.known or rows.size > self._certain_size:
-                break
-            place = rows.partition
-            if place >= state.partition_count or state.partition_count == 0:
-                break
-            if place < 0 and rows.key_size >= 0 and self._hash_keys:
-                place = rows.key_partition(state.partition_count)
-            batch = accumulator.append_row(state, place, rows)
-            if batch is not None:
-                rows.place(row, batch, batch.count - 1)
-            elif not self._append_row(state, place, rows, row):
-                break
-            row += 1
-            self._taken += (rows.size + _BYTES_PER_ROW) >> 1
-            batch = state.sticky
-            if batch is not None and place < 0:
-                first = row
-                size = batch.size
-                row = accumulator.append_run(
-                    state, rows, row, min(rows.count, row + _ROWS_AT_ONCE), self._certain_size
-                )
-                self._taken += (batch.size - size + (row - first) * _BYTES_PER_ROW) >> 1
-            if self._taken > self._look_at and self._look():
-                break
+                place = rows.partition
+                if place >= state.partition_count or state.partition_count == 0:
+                    break
+                if place < 0 and rows.key_size >= 0 and self._hash_keys:
+                    place = rows.key_partition(state.partition_count)
+                batch = accumulator.append_row(state, place, rows)
+                if batch is not None:
+                    rows.place(row, batch, batch.count - 1)
+                elif not self._append_row(state, place, rows, row):
+                    break
+                row += 1
+                self._taken += (rows.size + _BYTES_PER_ROW) >> 1
+                batch = state.sticky
+                if batch is not None and place < 0:
+                    first = row
+                    size = batch.size
+                    row = accumulator.append_run(
+                        state, rows, row, min(rows.count, row + _ROWS_AT_ONCE), self._certain_size
+                    )
+                    self._taken += (batch.size - size + (row - first) * _BYTES_PER_ROW) >> 1
+                if self._taken > self._look_at and self._look():
+                    break
+        finally:
+            if state is not None:
+                state.stays = False
         return row
 
     def _append_row(self, state: TopicState, place: int, rows: Rows, row: int) -> bool:

@@ -45,6 +45,7 @@ cdef class TopicState:
     cdef public ProducerBatch sticky
     cdef public long long unsaid
     cdef public long long room
+    cdef public bint stays
 
 
 @cython.final
@@ -127,6 +128,8 @@ cdef class Accumulator:
         Py_ssize_t size,
     )
 
+    cpdef object stay(self, TopicState topic, bint stays)
+
     @cython.locals(batch=ProducerBatch, before=Py_ssize_t, size=Py_ssize_t)
     cpdef ProducerBatch append_row(self, TopicState topic, Py_ssize_t partition, Rows rows)
 
@@ -162,7 +165,7 @@ cdef class Accumulator:
         Py_ssize_t granted=*,
     )
 
-    @cython.locals(most=Py_ssize_t, limit=Py_ssize_t, left=Py_ssize_t, ripe=cython.bint)
+    @cython.locals(most=Py_ssize_t, limit=Py_ssize_t, larger=Py_ssize_t, ripe=cython.bint)
     cdef bint _grow(
         self, PartitionQueue queue, ProducerBatch batch, Py_ssize_t size, double now
     ) except -1

@@ -80,8 +80,8 @@ _MOST_QUICKER = 2
 #: As the least, a batch of ordinary size is compressed here if it is known that it may.
 _LEAST_QUICK_BYTES = 16_384
 
-#: How often the load of a topic's queues is looked at, in seconds per partition, and at
-#: least: counting is O(partitions), so large topics are counted less often.
+#: How often the load of a topic's queues is looked at, in seconds per partition: counting is
+#: O(partitions). And so much less often where a choice is made with each `batch_size`.
 _LOAD_SECONDS_PER_PARTITION = 1e-5
 _LOAD_MIN_SECONDS = 0.01
 
@@ -196,6 +196,9 @@ class TopicState:
         #: them it hears: sooner it would make no new choice.
         self.unsaid = 0
         self.room = 0
+        #: Whether records without a partition go on in a ripe batch until it is full, instead of
+        #: to another partition with each `batch_size`.
+        self.stays = False
 
 
 class Accumulator:
@@ -430,6 +433,10 @@ class Accumulator:
             self._count(topic, batch, before)
         return delivery
 
+    def stay(self, topic: TopicState, stays: bool) -> None:
+        """`stays` of a topic. Where records are compressed, threads shall have several batches."""
+        topic.stays = stays and self._codec is None
+
     def append_row(self, topic: TopicState, partition: int, rows: Rows) -> ProducerBatch | None:
         """`append_open` of the row that `rows` has read. Returns the batch that it is in."""
         batch = _with_room(topic, partition, rows.size)
@@ -461,9 +468,9 @@ class Accumulator:
         if batch is None or not batch.is_open or self._codec is not None:
             return row
         before = batch.size
-        limit = before + topic.partitioner.room(batch.ripe) - topic.unsaid
-        if batch.easy < limit:
-            limit = batch.easy
+        limit = batch.easy
+        if not (topic.stays and batch.ripe):
+            limit = min(limit, before + topic.partitioner.room(batch.ripe) - topic.unsaid)
         name = rows.topic
         row = rows.fill(batch, row, end, limit - _MOST_ADDED - 1, most - 1)
         while row < end and rows.read(row):
@@ -493,7 +500,8 @@ class Accumulator:
         if self._codec is not None:
             size = batch.on_the_wire(size)
         topic.unsaid += size
-        if topic.unsaid >= topic.room:
+        # Of a batch that is stayed in, the partitioner hears when it is closed.
+        if topic.unsaid >= topic.room and not (topic.stays and batch.ripe):
             self._tell(topic, batch)
 
     def _tell(self, topic: TopicState, batch: ProducerBatch) -> None:
@@ -534,7 +542,7 @@ class Accumulator:
         if not topic.known:
             topic = self._revive(topic)
         sticky = partition < 0
-        if sticky:
+        if sticky and not (topic.stays and topic.sticky is not None and topic.sticky.ripe):
             self._unstick(topic)
         while True:
             if sticky:
@@ -558,12 +566,16 @@ class Accumulator:
                     if granted:
                         self._returned += granted
                     return delivery
+                if topic.stays and self._adaptive and now >= topic.load_at:
+                    self._update_load(topic, now)
                 self._close_tail(queue, now)
             if not sticky:
                 break
             # Every batch of this queue is full: a switch that was put off until then
-            # happens here (KIP-794).
-            if not topic.partitioner.update(partition, 0, topic.view, True):
+            # happens here (KIP-794), or has happened.
+            partitioner = topic.partitioner
+            switched = partitioner.update(partition, 0, topic.view, True)
+            if not switched and partitioner.peek(topic.view) == partition:
                 break
         size = self.batch_bytes(key, value, headers)
         if not granted and not self._memory.try_reserve(size):
@@ -598,7 +610,7 @@ class Accumulator:
         where brokers are quick, and large where they are busy. Memory comes in steps that
         double, and only while nobody waits for any; in larger ones while half of it is free, since
         each is a buffer of its own, to be written on its own. (What is compressed is one, and is
-        copied.)
+        copied.) In one, if so, where the records that come are going to fill it.
         """
         ripe = batch.ripe or batch.estimated_size() + size > batch.write_limit
         size += batch.size
@@ -607,9 +619,9 @@ class Accumulator:
             most = queue.topic.most_bytes
             if size > most:
                 return False
-            left = self._memory.available - (2 * limit - batch.memory)
-            if 2 * left >= self._memory.total:
-                limit *= 2
+            larger = most if queue.topic.stays else min(2 * limit, most)
+            if 2 * (self._memory.available - (larger - batch.memory)) >= self._memory.total:
+                limit = larger
             if limit > most:
                 limit = most
         if limit < size:
@@ -677,9 +689,14 @@ class Accumulator:
     def _produced(
         self, topic: TopicState, queue: PartitionQueue, batch: ProducerBatch, size: int, now: float
     ) -> None:
-        if self._adaptive and (batch.ripe or batch.count == 1) and now >= topic.load_at:
+        begins = batch.ripe or batch.count == 1
+        if begins and self._adaptive and now >= topic.load_at + _LOAD_MIN_SECONDS:
             self._update_load(topic, now)
-        switched = topic.partitioner.update(queue.partition, size, topic.view, batch.is_full())
+        switched = False
+        if topic.stays and batch.ripe:
+            topic.unsaid += size
+        else:
+            switched = topic.partitioner.update(queue.partition, size, topic.view, batch.is_full())
         topic.sticky = None if switched else batch
         topic.room = 0
 
@@ -699,7 +716,7 @@ class Accumulator:
     def _update_load(self, topic: TopicState, now: float) -> None:
         """Tell the partitioner how long the queues are (KIP-794, adaptive)."""
         count = len(topic.view.partitions)
-        topic.load_at = now + max(_LOAD_MIN_SECONDS, count * _LOAD_SECONDS_PER_PARTITION)
+        topic.load_at = now + count * _LOAD_SECONDS_PER_PARTITION
         if topic.queued_batches < 2 and self._availability_timeout <= 0:
             # At most the batch that just began: nothing to balance.
             topic.partitioner.update_load(None)

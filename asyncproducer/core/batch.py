@@ -715,9 +715,7 @@ class ProducerBatch(Outcome):
             PyByteArray_Resize(buffer, room)
             self._quicken()
             return buffer  # type: ignore[no-any-return]
-        room = self.capacity - has
-        if room > 4 * has:
-            room = 4 * has
+        room = self.capacity - has if self.memory > 0 else 4 * has
         if room < record_size:
             room = record_size
         # What the last one has left over is lost. So this one has the size that others have at this

@@ -102,6 +102,8 @@ class Rows:
         self.serial = next(_serials)
         #: The timestamp of rows that bring none, in ms. Set by who takes them in.
         self.now = 0
+        #: Whether far more of them come than brokers take at once, see TopicState.stays.
+        self.abound = False
         self.topic = topic
         # What the three point at, where that is objects.
         self._key = b""

@@ -1283,6 +1283,90 @@ def test_a_switch_to_a_batch_that_is_open_goes_the_short_way() -> None:
     assert 400 - short.short_ways < 25
 
 
+def staying(leaders: Sequence[int] = (1, 1, 1), **options: Any) -> Rig:
+    """A bulk pours: records without a partition stay in a batch that grows."""
+    rig = growing(leaders, **options)
+    rig.accumulator.stay(rig.topic, True)
+    return rig
+
+
+def batch_runs(rig: Rig, records: int) -> list[tuple[int, int]]:
+    """Partition and number of records of each batch, in the order in which they were filled."""
+    batches = []
+    for _ in range(records):
+        chosen = rig.append(bytes(90), partition=-1).partition
+        batches.append(rig.queue(chosen).batches[-1])
+        rig.now += 0.00001
+    return [(batch.partition, len(list(run))) for batch, run in itertools.groupby(batches)]
+
+
+def test_records_that_stay_fill_one_batch_after_the_other() -> None:
+    """The next is hardly ever of the partition that has just got one: it has the most."""
+    rig = staying([1] * 6, most=20_000)
+    *full, _ = batch_runs(rig, 20_000)
+    # Compiled, a batch has several buffers, and one may have a few bytes left over.
+    assert {records for _, records in full} == {199 if COMPILED else 200}
+    sizes = [batch.size for n in range(6) for batch in rig.queue(n).batches]
+    assert len([size for size in sizes if 19_700 < size <= 20_000]) >= len(full)
+    filled = Counter(partition for partition, _ in full)
+    assert min(filled.values()) >= 15
+    assert sum(one == other for (one, _), (other, _) in itertools.pairwise(full)) < 10
+
+
+def test_records_that_stay_leave_with_their_batch() -> None:
+    """What comes then is for the partition that the partitioner has turned to."""
+    rig = staying(most=100_000)
+    batch_runs(rig, 100)
+    [batch] = rig.drain()
+    assert batch.count == 100
+    assert rig.topic.sticky is None
+    turned_to = rig.topic.partitioner.peek(rig.topic.view)
+    assert turned_to != batch.partition
+    assert [partition for partition, _ in batch_runs(rig, 100)] == [turned_to]
+
+
+def test_who_stays_no_longer_goes_to_another_partition_with_each_batch_size() -> None:
+    rig = staying(most=100_000)
+    [(stayed_in, _)] = batch_runs(rig, 300)
+    rig.accumulator.stay(rig.topic, False)
+    runs = batch_runs(rig, 100)
+    # The record with which the partitioner hears of the others.
+    assert runs[0] == (stayed_in, 1)
+    assert max(records for _, records in runs) <= 24
+
+
+def test_short_and_long_way_stay_alike() -> None:
+    short = staying(most=5000)
+    long = staying(most=5000)
+    for _ in range(1000):
+        delivery = short.append(bytes(90), partition=-1)
+        by_long = long.accumulator.append(long.topic, -1, T0, None, bytes(90), NO_HEADERS, long.now)
+        assert by_long is not None
+        assert delivery.partition == by_long.partition
+    assert 1000 - short.short_ways < 70
+
+
+@pytest.mark.parametrize(("total", "steps"), [(10**9, [1000, 100_000]), (120_000, [1000, 2000])])
+def test_the_memory_for_what_stays_comes_at_once_if_half_of_it_remains(
+    total: int, steps: list[int]
+) -> None:
+    rig = staying(most=100_000, memory=Pool(total))
+    taken = []
+    for _ in range(15):
+        rig.append(bytes(90), partition=-1)
+        if rig.memory.taken not in taken:
+            taken.append(rig.memory.taken)
+    assert taken == steps
+
+
+def test_nothing_stays_where_it_is_compressed() -> None:
+    """Batches are compressed side by side."""
+    rig = staying(most=100_000, codec=codec("lz4"))
+    noise = random.Random(1).randbytes
+    chosen = {rig.append(noise(300), partition=-1).partition for _ in range(100)}
+    assert chosen == {0, 1, 2}
+
+
 # -- held up, where a broker has other requests to answer ------------------------------------
 
 
@@ -2163,5 +2247,5 @@ def test_the_load_of_many_partitions_is_counted_rarely() -> None:
     view.reads = 0
     for _ in range(1000):
         rig.append(bytes(2000), partition=-1)
-        rig.now += 0.0001
+        rig.now += 0.00001
     assert 1 <= view.reads <= 3

@@ -256,6 +256,24 @@ def test_a_run_ends_before_anything_else_is_due() -> None:
     assert 1000 / 20 < alone < 1000 / 2
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_rows_that_abound_fill_one_batch_after_the_other(plain: bool) -> None:
+    """A run goes on as far as there is memory for the batch."""
+    made, topic, _ = accumulator(batch_max_bytes=10_000, compression="none")
+    made.stay(topic, True)
+    values = [b"%030d" % n for n in range(3000)]
+    rows = Objects(values if plain else [Record("t", value) for value in values], "t")
+    rows.now = 1
+    assert take(made, topic, rows) == 3000
+    *full, _ = rows.outcomes
+    assert all(isinstance(batch, ProducerBatch) and batch.size > 9900 for batch in full)
+    assert [record.value for batch in rows.outcomes for record in read(batch)] == values
+
+
+def read(batch: Any) -> list[Any]:
+    return list(read_records(batch.uncompressed(), batch.count))
+
+
 def test_a_run_ends_where_the_list_does_by_now() -> None:
     made, topic, _ = accumulator(batch_max_bytes=10_000, compression="none")
     items = [b"%d" % n for n in range(20)]
