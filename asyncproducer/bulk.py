@@ -59,11 +59,13 @@ _SHARE = 8
 _PAUSES = 10
 _PAUSE_S = 0.005
 
-#: Who has so much in memory, his own or not, goes on when it is no more than so much. It is some
-#: times what brokers take at once; more would be memory that is new to the process, in which others
-#: would have to wait behind it.
-_AHEAD_BYTES = 10 * 1024 * 1024
-_AHEAD_AGAIN = 5 * 1024 * 1024
+#: Who has so much in memory, his own or not (the latter), goes on when it is no more than so much
+#: (the former). It is some times what brokers take at once; more would be memory that is new to the
+#: process, in which others would have to wait behind it.
+_AHEAD_BYTES = (8 * 1024 * 1024, 16 * 1024 * 1024)
+#: The same where one batch is filled after the other. (Where all are at once, each would leave
+#: before it is large.)
+_STAYING_BYTES = (5 * 1024 * 1024, 10 * 1024 * 1024)
 #: Whether a broker has nothing to take any more is looked at so often, as many times as above.
 _LONGER_PAUSE_S = 0.01
 
@@ -288,10 +290,10 @@ class Sending:
                     await intake.breathe()
                 if self._memory is not None:
                     self._look_at_memory()
-                elif pauses < _PAUSES and self._far_ahead(intake, rows, again=pauses > 0):
+                elif pauses < _PAUSES and (rest := self._far_ahead(intake, rows, again=pauses > 0)):
                     pauses += 1
                     full = self._producer._pool
-                    await full.rest(_LONGER_PAUSE_S, full.total - _AHEAD_AGAIN)
+                    await full.rest(_LONGER_PAUSE_S, full.total - rest)
                     continue
                 pauses = 0
                 first = row
@@ -308,16 +310,20 @@ class Sending:
                 await self._more_room(pool)
         rows.drop()
 
-    def _far_ahead(self, intake: Intake, rows: Rows, *, again: bool) -> bool:
-        """Whether more in memory would do nothing for the brokers: no one is without something to
-        take. `again`: it was so, and is until some of it has left."""
+    def _far_ahead(self, intake: Intake, rows: Rows, *, again: bool) -> int:
+        """How much may still be in memory when it goes on; 0: now.
+
+        As long as more would do nothing for the brokers: no one is without something to take.
+        `again`: it was so, and is until some of it has left.
+        """
         pool = self._producer._pool
         used = pool.total - pool.available
-        if used >= _AHEAD_AGAIN:
+        if used >= _STAYING_BYTES[0]:
             rows.abound = self._abounds = True
-        if used < (_AHEAD_AGAIN if again else _AHEAD_BYTES) or pool.closed:
-            return False
-        return not self._producer._cluster.hungry(intake.accumulator.ready)
+        little, much = _STAYING_BYTES if rows.stay else _AHEAD_BYTES
+        if used < (little if again else much) or pool.closed:
+            return 0
+        return 0 if self._producer._cluster.hungry(intake.accumulator.ready) else little
 
     async def _more_room(self, pool: BufferPool) -> None:
         """Memory was waited for, and comes back by the batch: wait for that of several.

@@ -846,6 +846,7 @@ class Intake:
         accumulator = self.accumulator
         topic: Any = None
         state: TopicState | None = None
+        place = 0
         try:
             # Nobody overtakes those who wait for memory.
             while row < rows.count and not self._pool_line and rows.read(row):
@@ -884,6 +885,7 @@ class Intake:
                     break
         finally:
             if state is not None:
+                rows.stay = state.stays and place < 0
                 state.stays = False
         return row
 

@@ -343,13 +343,20 @@ async def test_a_bulk_overtakes_nobody_who_waits_for_memory(
     assert sizes == [430] * 3 + [440] + [5] * 3
 
 
-@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize(("keys", "stays"), [(False, True), (True, True), (False, False)])
 async def test_a_bulk_stays_so_far_ahead_of_busy_brokers(
-    cluster: EmbeddedCluster, new_producer: New, monkeypatch: pytest.MonkeyPatch, stays: bool
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: bool,
+    stays: bool,
 ) -> None:
     """As long as no broker is hungry: memory that does nothing for them is left to others."""
     cluster.create_topic("wide", partitions=8)
-    values = [b"%01000d" % n for n in range(40_000)]
+    values: list[Any] = [b"%01000d" % n for n in range(40_000)]
+    if keys:
+        values = [Record("wide", value, b"key %d" % n) for n, value in enumerate(values)]
+    ahead = module._AHEAD_BYTES if keys else module._STAYING_BYTES
     async with new_producer(buffer_memory=64 * 2**20) as producer:
         # The first batch of a partition goes alone, and nothing before its answer.
         await producer.send_many(None, [Record("wide", b"", partition=p) for p in range(8)])
@@ -361,7 +368,7 @@ async def test_a_bulk_stays_so_far_ahead_of_busy_brokers(
         many = asyncio.create_task(producer.send_many("wide", values))
         await asyncio.sleep(0.09)
         used = pool.total - pool.available
-        assert (0 <= used - module._AHEAD_BYTES <= 4 * 2**20) is stays
+        assert (0 <= used - ahead[1] <= 4 * 2**20) is stays
         # They take nothing for so long that it goes on: they may not be the ones it is for.
         await asyncio.sleep(0.05)
         assert (pool.total - pool.available > used) is stays
@@ -404,8 +411,7 @@ async def test_a_bulk_that_is_far_ahead_goes_on_when_enough_has_left(
     cluster: EmbeddedCluster, new_producer: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the memory that comes back, not when the pause is over."""
-    monkeypatch.setattr(module, "_AHEAD_BYTES", 20_000)
-    monkeypatch.setattr(module, "_AHEAD_AGAIN", 10_000)
+    monkeypatch.setattr(module, "_AHEAD_BYTES", (10_000, 20_000))
     monkeypatch.setattr(module, "_LONGER_PAUSE_S", 1000.0)
     loop = asyncio.get_running_loop()
     async with new_producer(batch_size=2000, batch_max_bytes=0) as producer:

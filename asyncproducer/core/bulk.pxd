@@ -53,6 +53,7 @@ cdef class Rows:
     cdef public long long serial
     cdef public long long now
     cdef public bint abound
+    cdef public bint stay
     cdef public object topic
     cdef public Py_ssize_t partition
     cdef public long long timestamp

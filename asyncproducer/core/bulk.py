@@ -104,6 +104,8 @@ class Rows:
         self.now = 0
         #: Whether far more of them come than brokers take at once, see TopicState.stays.
         self.abound = False
+        #: Whether the last of them that went in did so in a topic that `stays`.
+        self.stay = False
         self.topic = topic
         # What the three point at, where that is objects.
         self._key = b""
