@@ -155,6 +155,8 @@ class Cluster:
         self._links: dict[int, BrokerLink] = {}
         self._leaving: dict[BrokerLink, None] = {}
         self._changes = Changes(loop)
+        #: How many wait for room in a connection.
+        self._claims = 0
         self._refresher: asyncio.Task[None] | None = None
         self._fetching = False
         # For how long a Metadata request may have no answer before another broker is asked.
@@ -444,10 +446,12 @@ class Cluster:
         if connection.can_send(now):
             return connection
         link.claims += 1
+        self._claims += 1
         try:
             await self._changes.wait(min(until, max(connection.throttled_until, now + ROOM_CHECK)))
         finally:
             link.claims -= 1
+            self._claims -= 1
             self._loop.call_soon(self._unclaimed, link)
         usable = link.connection is connection and connection.can_send(self._time())
         return connection if usable else None
@@ -673,7 +677,8 @@ class Cluster:
         self._tell()
 
     def _room(self, connection: Connection) -> None:
-        self._changes.tell()
+        if self._claims:
+            self._changes.tell()  # else nobody waits for it: who refreshes metadata may sleep
         self._tell()
 
     def _tell(self) -> None:

@@ -1403,6 +1403,36 @@ async def test_room_is_noticed_when_the_connection_tells_of_it_or_not() -> None:
     await world.cluster.close()
 
 
+async def test_room_that_nobody_waits_for_wakes_only_the_scheduler() -> None:
+    """Under load there is some with each request: who refreshes metadata sleeps on."""
+    world = World("seed:9092", brokers="1=one:9092")
+    await world.start()
+    (one,) = await world.connect(1)
+    await asyncio.sleep(0.01)
+    looks = told = 0
+    next_update_at = world.metadata.next_update_at
+
+    def look(now: float) -> float:
+        nonlocal looks
+        looks += 1
+        return next_update_at(now)
+
+    def tell() -> None:
+        nonlocal told
+        told += 1
+
+    world.metadata.next_update_at = look  # type: ignore[method-assign]
+    world.on_change = tell
+    for _ in range(10):
+        one.room()
+        await asyncio.sleep(0.001)
+    assert (looks, told) == (0, 10)
+    world.cluster.request_update()
+    await asyncio.sleep(0.001)
+    assert looks > 0
+    await world.cluster.close()
+
+
 async def test_metadata_is_refreshed_although_the_scheduler_takes_every_slot() -> None:
     world = World("seed:9092", brokers="1=one:9092")
     await world.start()
