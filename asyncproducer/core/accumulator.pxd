@@ -150,6 +150,7 @@ cdef class Accumulator:
         queue=PartitionQueue,
         batch=ProducerBatch,
         before=Py_ssize_t,
+        memory=Py_ssize_t,
         delivery=Delivery,
         size=Py_ssize_t,
     )
@@ -165,9 +166,16 @@ cdef class Accumulator:
         Py_ssize_t granted=*,
     )
 
-    @cython.locals(most=Py_ssize_t, limit=Py_ssize_t, larger=Py_ssize_t, ripe=cython.bint)
+    @cython.locals(
+        most=Py_ssize_t, limit=Py_ssize_t, larger=Py_ssize_t, ripe=cython.bint, grows=cython.bint
+    )
     cdef bint _grow(
-        self, PartitionQueue queue, ProducerBatch batch, Py_ssize_t size, double now
+        self,
+        PartitionQueue queue,
+        ProducerBatch batch,
+        Py_ssize_t size,
+        double now,
+        Py_ssize_t granted,
     ) except -1
 
     @cython.locals(size=Py_ssize_t)

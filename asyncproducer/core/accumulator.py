@@ -556,8 +556,22 @@ class Accumulator:
                 delivery = batch.try_append(timestamp, key, value, headers)
                 if delivery is None:
                     size = batch_upper_bound(key, value, headers) - BATCH_OVERHEAD
-                    if self._grow(queue, batch, size, now):
-                        delivery = batch.try_append(timestamp, key, value, headers)
+                    memory = batch.memory
+                    if self._grow(queue, batch, size, now, granted):
+                        try:
+                            delivery = batch.try_append(timestamp, key, value, headers)
+                        finally:
+                            if delivery is not None:
+                                granted = 0
+                            elif granted:
+                                self._returned -= memory + granted - batch.memory
+                                batch.memory = memory
+                                batch.widen(memory, batch.ripe)
+                    elif batch.ripe and not granted and batch.size + size <= topic.most_bytes:
+                        # It may leave, or grow by what this record will get.
+                        if not self._rushing:
+                            self._hurry(now)
+                        return None
                 if delivery is not None:
                     if sticky:
                         self._produced(topic, queue, batch, batch.estimated_size() - before, now)
@@ -602,8 +616,10 @@ class Accumulator:
             self._touch(queue, now)
         return delivery
 
-    def _grow(self, queue: PartitionQueue, batch: ProducerBatch, size: int, now: float) -> bool:
-        """Make room for `size` bytes more, or refuse: then the batch is closed.
+    def _grow(
+        self, queue: PartitionQueue, batch: ProducerBatch, size: int, now: float, granted: int
+    ) -> bool:
+        """Make room for `size` bytes more, or refuse. What was `granted` for them is used up then.
 
         Where records are compressed, a batch may need more memory than `batch_size` until it
         is full. And a full batch that nobody takes yet becomes larger: so batches are small
@@ -626,16 +642,24 @@ class Accumulator:
                 limit = most
         if limit < size:
             limit = size
-        if limit > batch.memory:
-            if not self._memory.try_reserve(limit - batch.memory):
-                return False
+        grows = True
+        if granted:
+            # Nobody is passed over: its turn has come.
+            limit = min(limit, batch.memory + granted)
+            self._returned += batch.memory + granted - limit
             batch.memory = limit
+        elif limit > batch.memory:
+            grows = self._memory.try_reserve(limit - batch.memory)
+            if grows:
+                batch.memory = limit
+        if not grows and not ripe:
+            return False
         news = ripe and not batch.ripe
         batch.widen(batch.memory, ripe)
         if news:
             queue.topic.room = 0
             self._touch(queue, now)
-        return True
+        return grows
 
     def batch_bytes(self, key: Any, value: Any, headers: bytes) -> int:
         """How much memory a new batch takes that begins with this record."""

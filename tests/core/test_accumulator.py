@@ -1168,13 +1168,63 @@ def test_a_record_larger_than_the_bound_gets_its_own_batch() -> None:
     assert [batch.count for batch in rig.queue().batches] == [1, 1]
 
 
-def test_nothing_grows_while_others_wait_for_memory() -> None:
+def test_nobody_is_passed_over_by_what_grows() -> None:
+    """It may leave. It grows by what those get who wait for memory, in their turn."""
     rig = growing()
     rig.append(bytes(900))
     rig.memory.waiting = 1
     assert rig.try_append(bytes(900)) is None
-    assert not rig.queue().batches[0].ripe
+    assert rig.ready() == {1}
     assert rig.memory.taken == 1000
+    for number in range(2, 5):
+        # As the pool does it for the head of its line.
+        rig.memory.available -= 1000
+        assert rig.try_append(bytes(900), granted=1000) is not None
+        [batch] = rig.queue().batches
+        assert (batch.count, batch.memory, rig.taken()) == (number, 1000 * number, 1000 * number)
+    rig.memory.waiting = 0
+    assert rig.drain_one() is batch
+    assert values(batch) == [bytes(900)] * 4
+    rig.acknowledge(batch)
+    assert rig.taken() == 0
+
+
+def test_what_is_granted_for_a_batch_that_may_not_grow_makes_another() -> None:
+    rig = growing(most=2500)
+    rig.append(bytes(900))
+    rig.memory.waiting = 1
+    for _ in range(3):
+        while rig.try_append(bytes(700)) is None:
+            rig.memory.available -= 1000
+            assert rig.try_append(bytes(700), granted=1000) is not None
+            break
+    assert [batch.count for batch in rig.queue().batches] == [3, 1]
+    assert [batch.memory for batch in rig.queue().batches] == [2500, 1000]
+    assert rig.taken() == 3500
+
+
+@pytest.mark.parametrize("answers", range(8))
+def test_a_value_that_cannot_be_read_does_not_let_its_batch_grow(answers: int) -> None:
+    rig = growing(linger=0.0)
+    rig.append(bytes(900))
+    value = Fragile(bytes(900))
+    value.answers = answers
+    assert rig.memory.try_reserve(1000)
+    rig.memory.waiting = 1
+    records = 2
+    try:
+        assert rig.try_append(value, granted=1000) is not None
+    except BufferError:
+        # What was granted belongs to the pool's ticket again.
+        assert rig.taken() == 2000
+        rig.memory.waiting = 0
+        rig.memory.release(1000)
+        records = 1
+    rig.memory.waiting = 0
+    batch = rig.drain_one()
+    assert batch.count == records
+    rig.acknowledge(batch)
+    assert rig.taken() == 0
 
 
 def test_nothing_grows_without_memory() -> None:
