@@ -91,9 +91,10 @@ if IMPLEMENTATION == "python" and any(_built):
 def tell() -> None:
     """Say once in the log that this is the slow form, unless somebody has chosen it."""
     if IMPLEMENTATION == "python" and os.environ.get("ASYNCPRODUCER_IMPL") != "python":
-        logger.info(
-            "asyncproducer runs as plain Python, several times slower than compiled: it was built "
-            "without a C compiler. Install one and build again (pip install --no-binary "
-            "asyncproducer --force-reinstall asyncproducer), or set ASYNCPRODUCER_IMPL=python to "
-            "be content with it"
+        # Not info, which nobody sees who has not set up logging.
+        logger.warning(
+            "asyncproducer runs as plain Python, several times slower than compiled: what is "
+            "installed has no compiled modules. Install a C compiler and build it (pip install "
+            "--no-binary asyncproducer --force-reinstall asyncproducer), or set "
+            "ASYNCPRODUCER_IMPL=python to be content with it"
         )

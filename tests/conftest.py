@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 import asyncproducer
 from asyncproducer import Producer, testing
-from asyncproducer._implementation import IMPLEMENTATION, tell
+from asyncproducer._implementation import IMPLEMENTATION
 
 if TYPE_CHECKING:
     # Loaded by the fixtures that need it: most tests do without the embedded broker.
@@ -30,7 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # An entry point where the package is installed; in a bare checkout nobody has told pytest.
     if not config.pluginmanager.has_plugin("asyncproducer"):
         config.pluginmanager.import_plugin("asyncproducer.testing.plugin")
-    tell()  # not in the log of whichever test is the first
+    # Else a line in the log of whichever test is the first, and of each process that one starts.
+    if IMPLEMENTATION == "python":
+        os.environ.setdefault("ASYNCPRODUCER_IMPL", "python")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

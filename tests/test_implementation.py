@@ -78,7 +78,6 @@ def test_the_fallback_is_told_once_unless_it_was_chosen(
     monkeypatch.delenv("ASYNCPRODUCER_IMPL", raising=False)
     if asked is not None:
         monkeypatch.setenv("ASYNCPRODUCER_IMPL", asked)
-    caplog.set_level("INFO", logger="asyncproducer")
     tell.cache_clear()
     for _ in range(2):
         tell()

@@ -8,6 +8,7 @@ import inspect
 import struct
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from itertools import islice
@@ -1283,6 +1284,34 @@ async def test_buffer_memory_bounds_records_that_are_not_compressed_yet(
         assert producer.health.buffered_bytes == 0
         assert producer.metrics()["record_send_total"] == count
         assert producer.metrics()["record_error_total"] == 1
+
+
+async def test_a_task_asks_as_much_of_the_loop_among_thousands_as_among_a_hundred(
+    cluster: EmbeddedCluster, new_producer: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each awaits its own send: nothing of that grows with their number."""
+    loop = asyncio.get_running_loop()
+    calls: Counter[str] = Counter()
+    for name in ("call_soon", "call_at", "create_future"):
+
+        def counting(*args: Any, name: str = name, **rest: Any) -> Any:
+            calls[name] += 1
+            return getattr(type(loop), name)(loop, *args, **rest)
+
+        monkeypatch.setattr(loop, name, counting)
+    async with new_producer() as producer:
+        await producer.warm_up("t4")
+        found = []
+        for tasks in (100, 5000):
+            calls.clear()
+            await asyncio.gather(*(producer.send("t4", bytes(100)) for _ in range(tasks)))
+            found.append({name: calls[name] / tasks for name in ("call_soon", "call_at")})
+            assert calls["create_future"] <= 20 + tasks / 100
+    few, many = found
+    # To begin, and to tell that it is done. To wake it is one call for all of a batch.
+    assert 2 <= many["call_soon"] <= few["call_soon"]
+    assert many["call_soon"] < 2.1
+    assert many["call_at"] <= few["call_at"] < 0.5
 
 
 async def test_loop_of_enqueues_lets_others_run(

@@ -111,7 +111,16 @@ def test_a_section_has_command_machine_versions_and_losses() -> None:
     assert "cpus 2." in text
     assert "confluent 1" in text
     assert "- W1, 6 partitions: confluent" in text
-    assert "- nowhere in this run" in section(document(rates(asyncproducer=[100])))
+    won = section(document(rates(asyncproducer=[100], confluent=[50])))
+    assert "- nowhere in this run" in won
+
+
+def test_a_section_says_that_nobody_else_was_measured() -> None:
+    """Not that nobody is better."""
+    others = [result("asyncproducer-python", 1), result("wire-replay", 1)]
+    text = section(document([*rates(asyncproducer=[100]), *others]))
+    assert "- no other producer was measured in this run" in text
+    assert "nowhere" not in text
 
 
 def test_a_page_keeps_what_is_around_its_results() -> None:

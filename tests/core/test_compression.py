@@ -5,6 +5,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable
+from time import perf_counter
 
 import cramjam
 import lz4.block
@@ -651,3 +652,32 @@ def test_the_slower_a_level_the_less_is_quick(name: str, levels: list[int]) -> N
 @pytest.mark.parametrize("name", ["gzip", "snappy", "lz4", "zstd"])
 def test_a_small_batch_is_quick_at_the_default_level(name: str) -> None:
     assert codec(name).quick_bytes >= 16_384
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_event_loop_runs_while_a_thread_compresses(name: str) -> None:
+    """The library lets go of the GIL: else compressing in a thread would be for nothing."""
+    data = LONG * 20
+    made = codec(name)
+    began = ended = 0.0
+
+    def compress() -> None:
+        nonlocal began, ended
+        before = perf_counter()
+        made.compress(data)
+        began, ended = before, perf_counter()
+
+    meanwhile = 0
+    for _ in range(10):  # the system may have given this thread no time
+        thread = threading.Thread(target=compress)
+        thread.start()
+        ticks = []
+        while thread.is_alive():
+            ticks.append(perf_counter())
+        thread.join()
+        # Before it, and behind it, the interpreter may have run anything.
+        margin = (ended - began) / 4
+        meanwhile = max(meanwhile, sum(began + margin < tick < ended - margin for tick in ticks))
+        if meanwhile > 10:
+            break
+    assert meanwhile > 10

@@ -29,6 +29,7 @@ from asyncproducer import (
     Producer,
     ProducerClosed,
     ProtocolError,
+    Record,
     UnsupportedVersionError,
 )
 from asyncproducer.core import wire
@@ -729,6 +730,31 @@ async def test_slow_broker_is_avoided(cluster: EmbeddedCluster, new_producer: Ne
         late = [producer.send_nowait("two", payload(n)).partition for n in range(20)]
         cluster.resume(2)
     assert set(late) == {0}
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_broker_that_takes_nothing_does_not_hold_up_the_other(
+    cluster: EmbeddedCluster, new_producer: New, bulk: bool
+) -> None:
+    """Its records wait, as many as have room. Those for the other are acknowledged as ever."""
+    cluster.create_topic("two", partitions=2)
+    loop = asyncio.get_running_loop()
+    async with new_producer() as producer:
+        await producer.warm_up("two")
+        cluster.pause(2)
+        held = [producer.send_nowait("two", bytes(1000), partition=1) for _ in range(5000)]
+        began = loop.time()
+        if bulk:
+            records = [Record("two", payload(number), partition=0) for number in range(5000)]
+            assert (await producer.send_many(None, records)).acknowledged == 5000
+        else:
+            for number in range(100):
+                await producer.send("two", payload(number), partition=0)
+        assert loop.time() - began < 1.0
+        assert not any(delivery.done() for delivery in held)
+        cluster.resume(2)
+        await outcomes(held)
+        assert {delivery.result().partition for delivery in held} == {1}
 
 
 # -- one in flight -----------------------------------------------------------------------------
