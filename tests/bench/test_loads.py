@@ -5,6 +5,7 @@ import gc
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,21 @@ async def test_a_turn_counts_what_the_thread_computed_in_it(
     assert turns.computed == [1, 1]
     # It asks in each whether there is something to do.
     assert turns.idle == 3
+
+
+def test_memory_from_before_counts_for_the_most_and_not_for_the_growth() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pytest.skip("the system does not begin anew with the most")
+    before = b"x" * 2**26
+    assert len(before) == 2**26
+    del before
+    meter = loads.Meter()
+    assert meter.result(1)["rss_growth_mib"] < 32
+    then = b"x" * 2**26
+    assert meter.result(len(then))["rss_growth_mib"] > 60
+    assert loads.peak_rss_mib() > 64
 
 
 def test_values_in_turn_are_those_of_an_endless_repetition() -> None:
