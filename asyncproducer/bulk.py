@@ -176,7 +176,7 @@ class Sending:
         intake = producer._intake
         #: Which transaction it began in; 0 before the first.
         self._opening = 0 if intake is None else intake.openings
-        #: Whether it has once been far ahead of the brokers.
+        #: Whether `_STAYING_BYTES[0]` have once been in memory: large batches, one after the other.
         self._abounds = False
         #: Whether `enqueue` is to see each of them.
         self._by_record = by_record
@@ -290,11 +290,14 @@ class Sending:
                     await intake.breathe()
                 if self._memory is not None:
                     self._look_at_memory()
-                elif pauses < _PAUSES and (rest := self._far_ahead(intake, rows, again=pauses > 0)):
-                    pauses += 1
+                elif pauses < _PAUSES:
                     full = self._producer._pool
-                    await full.rest(_LONGER_PAUSE_S, full.total - rest)
-                    continue
+                    if full.total - full.available >= _STAYING_BYTES[0]:
+                        rows.abound = self._abounds = True
+                    if rest := self._far_ahead(intake, rows, again=pauses > 0):
+                        pauses += 1
+                        await full.rest(_LONGER_PAUSE_S, full.total - rest)
+                        continue
                 pauses = 0
                 first = row
                 row = intake.enter_rows(rows, row)
@@ -318,8 +321,6 @@ class Sending:
         """
         pool = self._producer._pool
         used = pool.total - pool.available
-        if used >= _STAYING_BYTES[0]:
-            rows.abound = self._abounds = True
         little, much = _STAYING_BYTES if rows.stay else _AHEAD_BYTES
         if used < (little if again else much) or pool.closed:
             return 0

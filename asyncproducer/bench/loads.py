@@ -63,19 +63,20 @@ def _rss_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-#: The most resident memory before a Meter was made.
-_peaks = [0.0]
+#: The most resident memory before the last Meter was made.
+_earlier_peak_mib = 0.0
 
 
 def peak_rss_mib() -> float:
     """The most resident memory that this process has had."""
-    return max(*_peaks, _peak_mib())
+    return max(_earlier_peak_mib, _peak_mib())
 
 
 def _forget_peak() -> None:
     """Let the system begin anew with the most: to make a table's columns of lists takes more memory
     than the table then has, and none of that is the producer's. (Linux can.)"""
-    _peaks.append(_peak_mib())
+    global _earlier_peak_mib
+    _earlier_peak_mib = peak_rss_mib()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -56,7 +56,7 @@ METRICS: Mapping[str, Metric] = {
     "most_by_least_records": Metric("most by least records of a task", "{:,.2f}"),
     "longest_wait_ms": Metric("longest wait ms", "{:,.0f}"),
     "rss_growth_mib": Metric("RSS growth MiB", "{:,.1f}", None),
-    "max_rss_mib": Metric("max RSS MiB", "{:,.0f}", None),
+    "max_rss_mib": Metric("max RSS MiB", "{:,.0f}"),
     "records_per_batch": Metric("records/batch", "{:,.0f}", None),
 }
 

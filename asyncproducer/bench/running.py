@@ -108,12 +108,24 @@ def facts(plan: Plan) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
-        "asyncproducer": asyncproducer.__version__,
+        "asyncproducer": f"{asyncproducer.__version__}{_commit()}",
         "linger_ms": LINGER_MS,
         "rounds": plan.rounds,
         # How well 1 MB of the values of 1 kB can be compressed (level 6), as a share.
         "gzip_ratio": round(len(zlib.compress(sample)) / len(sample), 2),
     }
+
+
+def _commit(source: Path = Path(asyncproducer.__file__).parents[1]) -> str:
+    """Which state of the sources is measured, in parentheses; "" where that is not a checkout."""
+    if not (source / ".git").exists():
+        return ""
+    command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f" ({told.stdout.strip()})"
 
 
 @contextmanager

@@ -156,7 +156,6 @@ class Cluster:
         self._leaving: dict[BrokerLink, None] = {}
         self._changes = Changes(loop)
         #: How many wait for room in a connection.
-        self._claims = 0
         self._refresher: asyncio.Task[None] | None = None
         self._fetching = False
         # For how long a Metadata request may have no answer before another broker is asked.
@@ -446,12 +445,10 @@ class Cluster:
         if connection.can_send(now):
             return connection
         link.claims += 1
-        self._claims += 1
         try:
             await self._changes.wait(min(until, max(connection.throttled_until, now + ROOM_CHECK)))
         finally:
             link.claims -= 1
-            self._claims -= 1
             self._loop.call_soon(self._unclaimed, link)
         usable = link.connection is connection and connection.can_send(self._time())
         return connection if usable else None
@@ -677,7 +674,7 @@ class Cluster:
         self._tell()
 
     def _room(self, connection: Connection) -> None:
-        if self._claims:
+        if any(link.claims for link in self._links.values()):
             self._changes.tell()  # else nobody waits for it: who refreshes metadata may sleep
         self._tell()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,29 @@ def test_a_checkout_that_is_not_there_is_asked_for(
         monkeypatch.setenv("ASYNCPRODUCER_BEFORE", told)
     with pytest.raises(ValueError, match="needs ASYNCPRODUCER_BEFORE: the directory of a compiled"):
         environment("asyncproducer-before")
+
+
+def test_a_checkout_is_named_by_its_commit(tmp_path: Path) -> None:
+    def git(*command: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *command],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    assert running._commit(tmp_path) == ""
+    try:
+        git("init")
+    except OSError:
+        pytest.skip("there is no git")
+    assert running._commit(tmp_path) == ""  # nothing is committed yet
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-m", "one")
+    commit = git("rev-parse", "--short", "HEAD")
+    assert running._commit(tmp_path) == f" ({commit})"
+    (tmp_path / "file").write_text("two")
+    assert running._commit(tmp_path) == f" ({commit}-dirty)"
