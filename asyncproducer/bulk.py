@@ -292,9 +292,10 @@ class Sending:
                     self._look_at_memory()
                 elif pauses < _PAUSES:
                     full = self._producer._pool
-                    if full.total - full.available >= _STAYING_BYTES[0]:
+                    used = full.total - full.available
+                    if used >= _STAYING_BYTES[0]:
                         rows.abound = self._abounds = True
-                    if rest := self._far_ahead(intake, rows, again=pauses > 0):
+                    if rest := self._far_ahead(intake, rows, used, again=pauses > 0):
                         pauses += 1
                         await full.rest(_LONGER_PAUSE_S, full.total - rest)
                         continue
@@ -313,16 +314,14 @@ class Sending:
                 await self._more_room(pool)
         rows.drop()
 
-    def _far_ahead(self, intake: Intake, rows: Rows, *, again: bool) -> int:
-        """How much may still be in memory when it goes on; 0: now.
+    def _far_ahead(self, intake: Intake, rows: Rows, used: int, *, again: bool) -> int:
+        """How much may be in memory, where now are `used` bytes, when it goes on; 0: at once.
 
         As long as more would do nothing for the brokers: no one is without something to take.
         `again`: it was so, and is until some of it has left.
         """
-        pool = self._producer._pool
-        used = pool.total - pool.available
         little, much = _STAYING_BYTES if rows.stay else _AHEAD_BYTES
-        if used < (little if again else much) or pool.closed:
+        if used < (little if again else much) or self._producer._pool.closed:
             return 0
         return 0 if self._producer._cluster.hungry(intake.accumulator.ready) else little
 

@@ -155,7 +155,6 @@ class Cluster:
         self._links: dict[int, BrokerLink] = {}
         self._leaving: dict[BrokerLink, None] = {}
         self._changes = Changes(loop)
-        #: How many wait for room in a connection.
         self._refresher: asyncio.Task[None] | None = None
         self._fetching = False
         # For how long a Metadata request may have no answer before another broker is asked.
