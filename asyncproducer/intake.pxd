@@ -163,10 +163,12 @@ cdef class Entry:
     cdef object _value
     cdef object _key
     cdef object _headers
-    cdef tuple _rest
+    cdef object _partition
+    cdef object _timestamp
     cdef object _inner
     cdef Waiter _waiter
     cdef bint _begun
+    cdef bint _long
     cdef bint _sends
 
     @cython.locals(delivery=Delivery, waiter=Waiter)

@@ -249,8 +249,10 @@ class Entry:
         "_inner",
         "_intake",
         "_key",
-        "_rest",
+        "_long",
+        "_partition",
         "_sends",
+        "_timestamp",
         "_topic",
         "_value",
         "_waiter",
@@ -261,9 +263,11 @@ class Entry:
     _inner: Any
     _intake: Intake
     _key: Any
-    #: Partition and timestamp, if one was given.
-    _rest: tuple[Any, Any] | None
+    #: Whether it has more than topic, value and key.
+    _long: bool
+    _partition: Any
     _sends: bool
+    _timestamp: Any
     _topic: Any
     _value: Any
     _waiter: Waiter | None
@@ -277,7 +281,7 @@ class Entry:
             return self._sleep() if self._inner is None else self._inner
         self._begun = True
         delivery: Delivery | None
-        if self._headers is not None or self._rest is not None:
+        if self._long:
             delivery = self._enter()
         else:
             delivery = self._intake.enter_open(self)
@@ -303,17 +307,17 @@ class Entry:
     def _enter(self) -> Delivery | None:
         """The long way. None: `_inner` goes on."""
         intake = self._intake
-        partition, timestamp = self._rest or (None, None)
-        record = self._topic, self._value, self._key, self._headers, partition, timestamp
-        self._value = self._key = self._headers = self._rest = None
+        topic, value, key, headers = self._topic, self._value, self._key, self._headers
+        partition, timestamp = self._partition, self._timestamp
+        self._value = self._key = self._headers = self._partition = self._timestamp = None
         if not self._sends and intake.breathing is not None:
-            self._inner = intake.enter_later(*record)
+            self._inner = intake.enter_later(topic, value, key, headers, partition, timestamp)
             return None
-        entered = intake.enter(*record)
+        entered = intake.enter(topic, value, key, headers, partition, timestamp)
         if type(entered) is Delivery:
             return entered
         wait = intake.wait_acknowledged if self._sends else intake.wait
-        self._inner = wait(self._topic, entered)
+        self._inner = wait(topic, entered)
         return None
 
     def _sleep(self) -> Any:
@@ -394,7 +398,7 @@ def _new_entry(
     if not COMPILED or entry is None or Py_REFCNT(entry) > 1:
         entry = Entry.__new__(Entry)
         entry._intake = intake
-        entry._topic = entry._key = entry._headers = entry._rest = None
+        entry._topic = entry._key = entry._headers = entry._partition = entry._timestamp = None
         entry._inner = entry._waiter = None
     entry._sends = sends
     entry._value = value
@@ -404,10 +408,11 @@ def _new_entry(
         entry._topic = topic
     if key is not None:
         entry._key = key
-    if headers is not None:
+    entry._long = headers is not None or partition is not None or timestamp is not None
+    if entry._long:
         entry._headers = headers
-    if partition is not None or timestamp is not None:
-        entry._rest = partition, timestamp
+        entry._partition = partition
+        entry._timestamp = timestamp
     entry._begun = False
     return entry
 
@@ -781,9 +786,9 @@ class Intake:
             headers = encode_headers(header_list(pairs) if self._serializes else pairs)
         size = len(headers)
         if value is not None:
-            size += len(value)
+            size += size_of(value) if COMPILED else len(value)
         if key is not None:
-            size += len(key)
+            size += size_of(key) if COMPILED else len(key)
         if size > self._certain_size:
             self._check_size(topic, key, value, headers)
         if timestamp is None:
@@ -805,7 +810,7 @@ class Intake:
             state = accumulator.topics.get(topic)
             self._last_state = state
             self._last_topic = topic
-        if state is None or not state.known or (self._lines and topic in self._lines):
+        if state is None or not state.known or (self._somebody_waits() and topic in self._lines):
             return self._enter_line(topic, partition, when, key, value, headers, wait=wait)
         place = -1
         if partition is None:
@@ -813,12 +818,13 @@ class Intake:
                 place = self._ask_partitioner(state.view, key, value)
             elif key is not None and self._hash_keys:
                 place = partition_for_key(key, state.partition_count)
-        elif type(partition) is not int or not 0 <= partition < state.partition_count:
-            return self._enter_line(topic, partition, when, key, value, headers, wait=wait)
         else:
-            place = partition
+            if type(partition) is int and 0 <= partition < 2**31:
+                place = partition  # in C a number of its own: no object is made to compare it
+            if not 0 <= place < state.partition_count:
+                return self._enter_line(topic, partition, when, key, value, headers, wait=wait)
         # Nobody overtakes those who wait for memory.
-        if not self._pool_line:
+        if not (self._somebody_waits() and self._pool_line):
             delivery = accumulator.append_open(state, place, when, key, value, headers, size)
             if delivery is not None:
                 return delivery

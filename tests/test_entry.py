@@ -86,6 +86,31 @@ async def test_compiled_the_producer_hands_it_out(new_producer: New, name: str) 
     await entry
 
 
+@both
+async def test_the_next_record_has_nothing_of_the_one_before(
+    cluster: EmbeddedCluster, new_producer: New, name: str
+) -> None:
+    """The object that was awaited is used again."""
+    cluster.create_topic("two", partitions=2)
+    producer = new_producer()
+    await producer.start()
+    send = getattr(producer, name)
+    await producer.warm_up("two")
+    for fields in ({"headers": [("h", b"1")]}, {"timestamp": 1}, {"key": b"k"}, {}):
+        await send("two", b"whole", partition=1, **fields)
+        await send("two", b"plain", partition=0)
+    await producer.flush()
+    plain, whole = (cluster.records("two", partition) for partition in (0, 1))
+    assert [(r.value, r.key, r.headers) for r in plain] == [(b"plain", None, ())] * 4
+    assert all(record.timestamp > 1 for record in plain)
+    assert [(r.key, r.headers, r.timestamp == 1) for r in whole] == [
+        (None, (("h", b"1"),), False),
+        (None, (), True),
+        (b"k", (), False),
+        (None, (), False),
+    ]
+
+
 async def test_sends_that_wait_keep_no_delivery(new_producer: New) -> None:
     """In tens of thousands of tasks, each object that the garbage collector sees costs."""
     producer = new_producer()

@@ -232,13 +232,19 @@ async def test_partition_out_of_range_waits_for_expansion(
         assert (await sending).partition == 2
 
 
+@pytest.mark.parametrize("partition", [4, 2**31 - 1, 2**31, 2**63, 2**100])
+@pytest.mark.parametrize("known", [False, True])
 async def test_partition_that_never_appears_times_out(
-    cluster: EmbeddedCluster, new_producer: New
+    new_producer: New, partition: int, known: bool
 ) -> None:
     """KP-04: the message names partition and count."""
     async with new_producer(max_block_ms=3000) as producer:
-        with pytest.raises(MetadataTimeout, match=r"partition 7 of 't4' .* 4 partitions"):
-            await producer.send("t4", b"value", partition=7)
+        if known:
+            await producer.send("t4", b"value", partition=3)
+        with pytest.raises(
+            MetadataTimeout, match=rf"partition {partition} of 't4' .* 4 partitions"
+        ):
+            await producer.send("t4", b"value", partition=partition)
 
 
 async def test_missing_partition_holds_nobody_up(
