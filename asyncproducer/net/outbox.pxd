@@ -3,6 +3,7 @@ cimport cython
 
 cdef Py_ssize_t _LARGE_BYTES
 cdef Py_ssize_t _LEAST_BYTES
+cdef Py_ssize_t _JOINED_BYTES
 
 
 @cython.final

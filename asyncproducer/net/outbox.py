@@ -23,6 +23,9 @@ PIECE_BYTES = 512 * 1024
 _LARGE_BYTES = 32 * 1024
 #: But a write that has so little takes the rest from what is large.
 _LEAST_BYTES = 16 * 1024
+#: As much of what is small is joined: what is joined is still near the processor when the socket
+#: copies it.
+_JOINED_BYTES = 128 * 1024
 
 
 class Outbox:
@@ -55,6 +58,8 @@ class Outbox:
         while taken < most and self._buffers:
             buffer = self._buffers[0]
             size = wanted = len(buffer)
+            if piece and size < _LARGE_BYTES and taken + size > _JOINED_BYTES:
+                break
             if size > most - taken:
                 wanted = most - taken
             if size >= _LARGE_BYTES:

@@ -43,6 +43,19 @@ def test_what_is_large_goes_alone() -> None:
     ]
 
 
+def test_what_is_small_is_joined_in_pieces_that_a_processor_keeps() -> None:
+    """A request of a hundred small batches, joined at once, is written to memory and read again."""
+    outbox = Outbox()
+    outbox.put([bytes(16_384)] * 17 + [bytes(200_000)])
+    assert [list(map(len, outbox.take())) for _ in range(5)] == [
+        [16_384] * 8,
+        [16_384] * 8,
+        [16_384],
+        [200_000],
+        [],
+    ]
+
+
 def test_nothing_is_copied() -> None:
     outbox = Outbox()
     data = bytearray(b"abcdef")
