@@ -51,6 +51,8 @@ TOLERANCE = 0.05
 _LOOPS: Sequence[Mapping[str, int]] = (
     {"append": 500, "varint": 500, "crc32c": 50, "murmur2": 500, "encode": 100, "decode": 100},
     {"enqueue": 300},
+    {"enqueue_whole": 300},
+    {"send": 50},
     {"send_many": 1000},
     {"send_table": 1000},
 )

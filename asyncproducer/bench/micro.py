@@ -11,7 +11,7 @@ import gc
 import json
 import os
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["OPERATIONS", "main"]
 
 _VALUE = b"v" * 100
+_TIMESTAMP = 1_800_000_000_000
 _VERSION = 9
 _PARTITIONS = 6
 
@@ -109,6 +110,23 @@ def enqueue(loops: int) -> None:
     _measured(records)
 
 
+def enqueue_whole(loops: int) -> None:
+    """`await producer.enqueue()` of a record that has all there is: a key, a header, a partition
+    and a timestamp.
+
+    Ends the process: it must be the last operation.
+    """
+    headers = [("trace", b"0123456789abcdef")]
+
+    async def records(producer: Producer) -> None:
+        for _ in range(loops):
+            await producer.enqueue(
+                "topic", _VALUE, key=b"key", headers=headers, partition=0, timestamp=_TIMESTAMP
+            )
+
+    _measured(records)
+
+
 def send_many(loops: int) -> None:
     """A record of 100 bytes of a list, by `await producer.send_many()`, into a batch that is open.
 
@@ -137,6 +155,53 @@ def send_table(loops: int) -> None:
         await asyncio.wait([sending], timeout=1.0)
 
     _measured(records)
+
+
+def send(loops: int) -> None:
+    """`await producer.send()` of a record of 100 bytes, one after the other: each makes a request
+    of its own, which is answered as a broker has answered the one before them.
+
+    Ends the process: it must be the last operation.
+    """
+
+    async def records(producer: Producer) -> None:
+        (link,) = producer._cluster._links.values()
+        transport: Any = link.connection._transport  # type: ignore[union-attr]  # it is there
+        _answer_alike(transport, await _answer(transport, producer.send("topic", _VALUE)))
+        for _ in range(loops):
+            await producer.send("topic", _VALUE)
+
+    _measured(records)
+
+
+async def _answer(transport: asyncio.Transport, sending: Awaitable[object]) -> bytes:
+    """What comes until that is done."""
+    received: list[bytes] = []
+    peer = transport.get_protocol()
+
+    class Recorder(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            received.append(bytes(data))
+            peer.data_received(data)  # type: ignore[attr-defined]
+
+    transport.set_protocol(Recorder())
+    await sending
+    transport.set_protocol(peer)
+    return b"".join(received)
+
+
+def _answer_alike(transport: Any, answer: bytes) -> None:
+    """Each request is answered so in the next turn, with its own correlation id, and goes no
+    further: what a broker of ours executes is none of what is counted."""
+    peer: Any = transport.get_protocol()
+    soon = asyncio.get_running_loop().call_soon
+
+    def write(request: bytes) -> None:
+        # size, api key and version; size
+        soon(peer.data_received, answer[:4] + request[8:12] + answer[8:])
+
+    transport.write = write
+    transport.writelines = lambda pieces: write(pieces[0])
 
 
 def _measured(records: Callable[[Producer], Coroutine[Any, Any, None]]) -> None:
@@ -171,6 +236,8 @@ OPERATIONS: dict[str, Callable[[int], None]] = {
     "encode": encode,
     "decode": decode,
     "enqueue": enqueue,
+    "enqueue_whole": enqueue_whole,
+    "send": send,
     "send_many": send_many,
     "send_table": send_table,
 }

@@ -4,13 +4,14 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asyncproducer.bench import instructions, micro
 
 #: They have a producer, and end the process.
-_LAST = ["enqueue", "send_many", "send_table"]
+_LAST = ["enqueue", "enqueue_whole", "send", "send_many", "send_table"]
 
 
 def test_an_operation_is_the_difference_of_two_numbers_of_it() -> None:
@@ -94,7 +95,7 @@ def test_each_operation_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _LAST)
-def test_an_operation_with_a_producer_ends_its_process_before_anything_is_sent(
+def test_an_operation_with_a_producer_ends_its_process(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Ended(BaseException):
@@ -106,6 +107,37 @@ def test_an_operation_with_a_producer_ends_its_process_before_anything_is_sent(
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(Ended):
         micro.OPERATIONS[name](2)
+
+
+def test_each_send_is_a_request_of_its_own_that_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ended(BaseException):
+        pass
+
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    requests: list[bytes] = []
+    answer_alike = micro._answer_alike
+
+    def counted(transport: Any, answer: bytes) -> None:
+        answer_alike(transport, answer)
+        write = transport.write
+
+        def counted_write(request: bytes) -> None:
+            requests.append(bytes(request[8:12]))
+            write(request)
+
+        transport.write = counted_write
+        transport.writelines = lambda pieces: counted_write(pieces[0])
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(micro, "_answer_alike", counted)
+    with pytest.raises(Ended):
+        micro.send(3)
+    numbers = [int.from_bytes(number) for number in requests]
+    assert numbers == list(range(numbers[0], numbers[0] + 3))
 
 
 def test_every_operation_is_counted() -> None:
