@@ -88,13 +88,17 @@ def _order(peers: Sequence[str], number: int) -> list[str]:
 
 
 def measurements(plan: Plan) -> list[Measurement]:
-    """All of them, in their order. A peer that cannot do a case has none of it."""
+    """All of them, in their order. A peer that cannot do a case has none of it.
+
+    A round has all cases of its workload: what one costs beside another is told by rounds too, and
+    a machine that is slow for some minutes must not be slow for one of them only.
+    """
     found: list[Measurement] = []
     for workload in plan.workloads:
-        for case in workload.cases:
-            case = scaled(case, plan.records, size=plan.size, quick=plan.quick)
+        cases = [scaled(c, plan.records, size=plan.size, quick=plan.quick) for c in workload.cases]
+        for number, case in itertools.product(range(plan.rounds), cases):
             peers = [p for p in plan.peers or workload.peers if PEERS[p].can(case)]
-            for number in range(plan.rounds if peers else 0):
+            if peers:
                 found += [Measurement(workload, case, p, number) for p in _order(peers, number)]
     return found
 
@@ -186,7 +190,9 @@ class _Bench:
         self._proxies: dict[float, str] = {}
         self._numbers = itertools.count(1)
         self._prefix = f"bench-{datetime.datetime.now():%m%d%H%M%S}"
-        self._shared: tuple[str, Case, tuple[str, ...]] | None = None
+        #: The workload whose cases share their topics, and these by case.
+        self._sharing = ""
+        self._shared: dict[Case, tuple[str, ...]] = {}
         #: By case: what the batches of this producer were like, for the wire replay.
         self._ours: dict[str, Result] = {}
 
@@ -258,10 +264,12 @@ class _Bench:
     def _topics(self, workload: Workload, case: Case) -> tuple[str, ...]:
         if not workload.shared_topics:
             return self._create(case)
-        if self._shared is None or self._shared[:2] != (workload.id, case):
+        if self._sharing != workload.id:
             self.forget_shared()
-            self._shared = (workload.id, case, self._create(case))
-        return self._shared[2]
+            self._sharing = workload.id
+        if case not in self._shared:
+            self._shared[case] = self._create(case)
+        return self._shared[case]
 
     def _create(self, case: Case) -> tuple[str, ...]:
         names = tuple(f"{self._prefix}-{next(self._numbers)}" for _ in range(case.topics))
@@ -270,10 +278,10 @@ class _Bench:
         return names
 
     def forget_shared(self) -> None:
-        """Deletes the topics of the last case that shared them."""
-        if self._shared is not None:
-            self._cluster.admin.delete_topics(*self._shared[2])
-            self._shared = None
+        """Deletes the topics of the last workload whose cases shared them."""
+        for topics in self._shared.values():
+            self._cluster.admin.delete_topics(*topics)
+        self._shared.clear()
 
     def _committed(self, topics: tuple[str, ...]) -> int:
         return sum(count_committed(self._cluster, t) for t in topics)
