@@ -810,7 +810,7 @@ class Intake:
             state = accumulator.topics.get(topic)
             self._last_state = state
             self._last_topic = topic
-        if state is None or not state.known or (self._somebody_waits() and topic in self._lines):
+        if state is None or not state.known or (self._lines and topic in self._lines):
             return self._enter_line(topic, partition, when, key, value, headers, wait=wait)
         place = -1
         if partition is None:
@@ -824,7 +824,7 @@ class Intake:
             if not 0 <= place < state.partition_count:
                 return self._enter_line(topic, partition, when, key, value, headers, wait=wait)
         # Nobody overtakes those who wait for memory.
-        if not (self._somebody_waits() and self._pool_line):
+        if not self._pool_line:
             delivery = accumulator.append_open(state, place, when, key, value, headers, size)
             if delivery is not None:
                 return delivery

@@ -190,7 +190,7 @@ class _Bench:
         self._proxies: dict[float, str] = {}
         self._numbers = itertools.count(1)
         self._prefix = f"bench-{datetime.datetime.now():%m%d%H%M%S}"
-        #: The workload whose cases share their topics, and these by case.
+        #: The workload whose measurements of a case share its topics, and these by case.
         self._sharing = ""
         self._shared: dict[Case, tuple[str, ...]] = {}
         #: By case: what the batches of this producer were like, for the wire replay.
@@ -278,7 +278,7 @@ class _Bench:
         return names
 
     def forget_shared(self) -> None:
-        """Deletes the topics of the last workload whose cases shared them."""
+        """Deletes the topics of the last workload whose measurements shared them."""
         for topics in self._shared.values():
             self._cluster.admin.delete_topics(*topics)
         self._shared.clear()

@@ -14,6 +14,14 @@ from asyncproducer.bench import instructions, micro
 _LAST = ["enqueue", "enqueue_whole", "send", "send_many", "send_table"]
 
 
+class Ended(BaseException):
+    """In the place of the process's end."""
+
+
+def _end(status: int) -> None:
+    raise Ended(status)
+
+
 def test_an_operation_is_the_difference_of_two_numbers_of_it() -> None:
     runs = [{"a": 10, "b": 10}, {"a": 30, "b": 10}, {"a": 10, "b": 30}, {"c": 5}, {"c": 15}]
     totals = [1000, 1400, 1100, 7000, 8000]
@@ -98,13 +106,7 @@ def test_each_operation_runs(name: str) -> None:
 def test_an_operation_with_a_producer_ends_its_process(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Ended(BaseException):
-        pass
-
-    def end(status: int) -> None:
-        raise Ended(status)
-
-    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", _end)
     with pytest.raises(Ended):
         micro.OPERATIONS[name](2)
 
@@ -112,12 +114,6 @@ def test_an_operation_with_a_producer_ends_its_process(
 def test_each_send_is_a_request_of_its_own_that_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Ended(BaseException):
-        pass
-
-    def end(status: int) -> None:
-        raise Ended(status)
-
     requests: list[bytes] = []
     answer_alike = micro._answer_alike
 
@@ -132,7 +128,7 @@ def test_each_send_is_a_request_of_its_own_that_is_answered(
         transport.write = counted_write
         transport.writelines = lambda pieces: counted_write(pieces[0])
 
-    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", _end)
     monkeypatch.setattr(micro, "_answer_alike", counted)
     with pytest.raises(Ended):
         micro.send(3)
