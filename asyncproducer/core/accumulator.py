@@ -71,7 +71,7 @@ _MOST_HELD_SECONDS = 0.005
 
 #: What is compressed in one turn of the loop takes so many seconds or so. A batch that does not
 #: fit any more waits for the next turn if it is small: a thread would take longer to hear of it.
-_COMPRESSING_SECONDS = 0.00045
+_COMPRESSING_SECONDS = 0.00035
 _THREAD_BYTES = 65_536
 #: How much the newest measurement counts of how long it takes to compress a byte; and of what is
 #: known of a codec beforehand, so many times are the most that this may come to.
