@@ -114,9 +114,11 @@ cdef extern from *:
 cdef extern from *:
     """
     /* What `await` calls where a type has it, and the cheapest way to give it a value: Cython has
-       no name for this slot. From CPython 3.12 on, `await` itself goes by `__next__`. */
+       no name for this slot. From CPython 3.12 on, `await` itself goes by `__next__`, which gives
+       a value by StopIteration: raised by Python's words, it gets a traceback each time. */
     static PyTypeObject *entry_waiter_type, *entry_delivery_type, *entry_metadata_type;
     static PyObject *(*entry_begin)(PyObject *);
+    static PyObject *no_arguments;
 
     static PySendResult entry_send(PyObject *self, PyObject *value, PyObject **result)
     {
@@ -141,6 +143,30 @@ cdef extern from *:
         return status;
     }
 
+    static PyObject *entry_next(PyObject *self)
+    {
+        PyObject *result, *stop;
+        PySendResult status = entry_send(self, Py_None, &result);
+        if (status != PYGEN_RETURN)
+            return status == PYGEN_NEXT ? result : NULL;
+        /* To call the class would take twice as long. Who looks at `args` finds none. */
+        stop = ((PyTypeObject *)PyExc_StopIteration)->tp_new(
+            (PyTypeObject *)PyExc_StopIteration, no_arguments, NULL
+        );
+        if (stop == NULL) {
+            Py_DECREF(result);
+            return NULL;
+        }
+        ((PyStopIterationObject *)stop)->value = result;
+    #if PY_VERSION_HEX >= 0x030C0000
+        PyErr_SetRaisedException(stop);
+    #else
+        PyErr_SetObject(PyExc_StopIteration, stop);
+        Py_DECREF(stop);
+    #endif
+        return NULL;
+    }
+
     static void install_send(PyObject *entry, PyObject *waiter, PyObject *delivery,
                              PyObject *metadata, PyObject *(*begin)(PyObject *))
     {
@@ -149,6 +175,8 @@ cdef extern from *:
         entry_delivery_type = (PyTypeObject *)delivery;
         entry_metadata_type = (PyTypeObject *)metadata;
         ((PyTypeObject *)entry)->tp_as_async->am_send = entry_send;
+        if ((no_arguments = PyTuple_New(0)) != NULL)
+            ((PyTypeObject *)entry)->tp_iternext = entry_next;
     }
     """
     void install_send(

@@ -1505,6 +1505,8 @@ if COMPILED:  # pragma: no cover - coverage sees no C
 class Front:
     """What a Producer inherits where it is compiled: `send` and `enqueue` without a coroutine."""
 
+    __slots__ = ("_intake",)
+
     _intake: Intake | None
 
     def enqueue(

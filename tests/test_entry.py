@@ -568,3 +568,38 @@ async def test_a_long_loop_lets_others_run(
     assert turns == [1, 2]
     await producer.flush()
     assert len(values(cluster)) == records
+
+
+async def test_it_ends_by_stop_iteration_with_the_result(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """`await` hears of it so from CPython 3.12 on; `next` does everywhere."""
+    producer = new_producer()
+    short = await running(producer)
+    entry = short.enqueue("t", b"one")
+    with pytest.raises(StopIteration) as stop:
+        next(entry)
+    delivery: Any = stop.value.value
+    assert type(delivery) is Delivery
+    entry = short.send("t", b"two")
+    waiter = next(entry)
+    assert not waiter.done()
+    await delivery
+    assert waiter.done()
+    with pytest.raises(StopIteration) as stop:
+        next(entry)
+    assert type(stop.value.value) is RecordMetadata
+    with pytest.raises(SerializationError):
+        next(short.enqueue("t", 1))
+    assert values(cluster) == [b"one", b"two"]
+
+
+async def test_an_object_without_attributes_in_its_dict_finds_its_methods_quickly(
+    new_producer: New,
+) -> None:
+    producer = new_producer()
+    await producer.start()
+    await producer.send("t", b"")
+    assert vars(producer) == {}
+    producer.mark = "a test's"  # type: ignore[attr-defined]
+    assert vars(producer) == {"mark": "a test's"}
