@@ -1,9 +1,9 @@
 """All measurements of a run: a fresh process and fresh topics for each, in rotating order.
 
-For each case the rounds come one after the other, and in each round every peer has its turn.
-So the peers of a round see the same machine and the same brokers, and no peer is always the
-first. What counts is in the log: the end offsets must be what the worker says that it sent; in
-transactions, the records that are committed.
+A round has all cases of its workload, and in each of them every peer has its turn. So the peers
+of a round see the same machine and the same brokers, and no peer is always the first. What counts
+is in the log: the end offsets must be what the worker says that it sent; in transactions, the
+records that are committed.
 """
 
 from __future__ import annotations
