@@ -120,16 +120,10 @@ cdef extern from *:
     static PyObject *(*entry_begin)(PyObject *);
     static PyObject *no_arguments;
 
-    static PySendResult entry_send(PyObject *self, PyObject *value, PyObject **result)
+    static PySendResult go_on(PyObject *step, PyObject *value, PyObject **result)
     {
         PySendResult status;
-        PyTypeObject *kind;
-        PyObject *step = entry_begin(self);
-        if (step == NULL) {
-            *result = NULL;
-            return PYGEN_ERROR;
-        }
-        kind = Py_TYPE(step);
+        PyTypeObject *kind = Py_TYPE(step);
         if (kind == entry_waiter_type) {
             *result = step;
             return PYGEN_NEXT;
@@ -143,28 +137,105 @@ cdef extern from *:
         return status;
     }
 
-    static PyObject *entry_next(PyObject *self)
+    static PySendResult entry_send(PyObject *self, PyObject *value, PyObject **result)
     {
-        PyObject *result, *stop;
-        PySendResult status = entry_send(self, Py_None, &result);
-        if (status != PYGEN_RETURN)
-            return status == PYGEN_NEXT ? result : NULL;
+        PyObject *step = entry_begin(self);
+        if (step != NULL)
+            return go_on(step, value, result);
+        *result = NULL;
+        return PYGEN_ERROR;
+    }
+
+    static PyStopIterationObject *new_stop(void)
+    {
         /* To call the class would take twice as long. Who looks at `args` finds none. */
-        stop = ((PyTypeObject *)PyExc_StopIteration)->tp_new(
+        return (PyStopIterationObject *)((PyTypeObject *)PyExc_StopIteration)->tp_new(
             (PyTypeObject *)PyExc_StopIteration, no_arguments, NULL
         );
-        if (stop == NULL) {
-            Py_DECREF(result);
-            return NULL;
-        }
-        ((PyStopIterationObject *)stop)->value = result;
+    }
+
+    /* NULL, as any function is that raises. */
+    static PyObject *raise_stop(PyStopIterationObject *stop)
+    {
     #if PY_VERSION_HEX >= 0x030C0000
-        PyErr_SetRaisedException(stop);
+        PyErr_SetRaisedException((PyObject *)stop);
     #else
-        PyErr_SetObject(PyExc_StopIteration, stop);
+        PyErr_SetObject(PyExc_StopIteration, (PyObject *)stop);
         Py_DECREF(stop);
     #endif
         return NULL;
+    }
+
+    /* The StopIteration that brought the last Delivery. It brings the next one too, if nobody has
+       kept it or looked at it: to make one is a fifth of a record's way. */
+    static PyObject *last_stop;
+
+    /* Without what it has brought: a Delivery that nobody else has is used again as well. Nobody
+       finds it while that is let go, which may be the end of a batch. */
+    static PyStopIterationObject *take_stop(void)
+    {
+        PyStopIterationObject *stop = (PyStopIterationObject *)last_stop;
+        if (stop == NULL)
+            return NULL;
+        last_stop = NULL;
+        if (Py_REFCNT(stop) == 1 && stop->traceback == NULL && stop->context == NULL
+            && stop->dict == NULL) {
+            Py_CLEAR(stop->value);
+            return stop;
+        }
+        Py_DECREF(stop);
+        return NULL;
+    }
+
+    static void keep_stop(PyStopIterationObject *stop)
+    {
+    #if PY_VERSION_HEX >= 0x030C0000 && !defined(Py_GIL_DISABLED)
+        if (last_stop == NULL) {
+            last_stop = (PyObject *)stop;
+            return;
+        }
+    #endif
+        Py_DECREF(stop);
+    }
+
+    static void forget_stop(void)
+    {
+        Py_CLEAR(last_stop);
+    }
+
+    static PyObject *entry_next(PyObject *self)
+    {
+        PyStopIterationObject *stop = take_stop();
+        PyObject *step = entry_begin(self);
+        PyObject *result = NULL;
+        if (step != NULL && Py_TYPE(step) == entry_delivery_type) {
+            if (stop == NULL && (stop = new_stop()) == NULL) {
+                Py_DECREF(step);
+                return NULL;
+            }
+            stop->value = step;
+            Py_INCREF(stop);
+            keep_stop(stop);
+            return raise_stop(stop);
+        }
+        if (stop != NULL)
+            keep_stop(stop);
+        if (step == NULL)
+            return NULL;
+        switch (go_on(step, Py_None, &result)) {
+        case PYGEN_NEXT:
+            return result;
+        case PYGEN_ERROR:
+            return NULL;
+        default:
+            break;
+        }
+        if ((stop = new_stop()) == NULL) {
+            Py_DECREF(result);
+            return NULL;
+        }
+        stop->value = result;
+        return raise_stop(stop);
     }
 
     static void install_send(PyObject *entry, PyObject *waiter, PyObject *delivery,
@@ -182,6 +253,7 @@ cdef extern from *:
     void install_send(
         object entry, object waiter, object delivery, object metadata, object (*begin)(object)
     )
+    void forget_stop()
 
 
 @cython.final

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     c_get_ident: Any
     c_monotonic: Any
     c_time_ns: Any
+    forget_stop: Any
     in_line: Any
     install_calls: Any
     install_send: Any
@@ -683,6 +684,8 @@ class Intake:
         self._pouring = False
         # It holds its batch, whose end is told when nobody can ask for it any more.
         self.accumulator.last = None
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            forget_stop()
 
     def _look(self) -> bool:
         """Whether this task shall let the loop turn before its next record."""

@@ -603,3 +603,46 @@ async def test_an_object_without_attributes_in_its_dict_finds_its_methods_quickl
     assert vars(producer) == {}
     producer.mark = "a test's"  # type: ignore[attr-defined]
     assert vars(producer) == {"mark": "a test's"}
+
+
+async def deliveries_alive() -> int:
+    """Once the loop has turned."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return sum(type(thing) is Delivery for thing in gc.get_objects())
+
+
+async def test_nothing_keeps_a_delivery_that_nobody_has(new_producer: New) -> None:
+    """Where `await` goes by StopIteration, the last one is used again."""
+    producer = new_producer(linger_ms=10_000, adaptive_linger=False)
+    short = await running(producer)
+    gc.collect()
+    before = await deliveries_alive()
+    seen = {id(await short.enqueue("t", b"%d" % n, partition=0)) for n in range(100)}
+    if IMPLEMENTATION == "compiled":
+        assert len(seen) == 1, "the same object served all of them"
+    assert await deliveries_alive() == before
+    kept = [await short.enqueue("t", b"%d" % n, partition=0) for n in range(100)]
+    assert await deliveries_alive() == before + 100
+    await producer.flush()
+    assert [(await delivery).offset for delivery in kept] == [*range(100, 200)]
+
+
+async def test_a_stop_iteration_that_somebody_keeps_stays_what_it_is(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    producer = new_producer(linger_ms=10_000, adaptive_linger=False)
+    short = await running(producer)
+    kept: list[StopIteration] = []
+    for n in range(3):
+        with pytest.raises(StopIteration) as stop:
+            next(short.enqueue("t", b"%d" % n, partition=0))
+        kept.append(stop.value)
+        await short.enqueue("t", b"between", partition=0)
+        with pytest.raises(SerializationError):
+            await short.enqueue("t", 1)
+        await asyncio.sleep(0)
+    await producer.flush()
+    assert [(await stop.value).offset for stop in kept] == [0, 2, 4]
+    assert all(stop.__traceback__ is not None and stop.__context__ is None for stop in kept)
+    assert len(values(cluster)) == 6
