@@ -25,6 +25,7 @@ from typing import Any
 
 import asyncproducer
 from asyncproducer.bench.committed import count_committed
+from asyncproducer.bench.memory import memory_at_hand
 from asyncproducer.bench.peers import PEERS, Job, Result, environment
 from asyncproducer.bench.proxy import delayed
 from asyncproducer.bench.worker import CANNOT, as_text
@@ -138,7 +139,11 @@ def _kafka(servers: str | None) -> Iterator[KafkaCluster]:
         os.environ["KAFKA_BOOTSTRAP_SERVERS"] = servers
     # Real brokers run with the good compiler, and with memory: 10,000 partitions need some. A quick
     # start is of no use here.
-    with KafkaCluster(jvm_options=["-XX:TieredStopAtLevel=4", "-Xmx4g"]) as cluster:
+    with KafkaCluster(
+        jvm_options=["-XX:TieredStopAtLevel=4", "-Xmx4g"],
+        # The memory that deleted topics take in the page cache is what the next ones shall get.
+        properties={"log.segment.delete.delay.ms": "1000", "log.initial.task.delay.ms": "1000"},
+    ) as cluster:
         yield cluster
 
 
@@ -149,8 +154,11 @@ def run(plan: Plan) -> Iterator[Result]:
     Raises KafkaUnavailable.
     """
     found = measurements(plan)
-    with _kafka(plan.bootstrap_servers) as cluster, ExitStack() as proxies:
-        bench = _Bench(cluster, proxies)
+    with ExitStack() as stack:
+        if not plan.quick:
+            stack.enter_context(memory_at_hand())
+        cluster = stack.enter_context(_kafka(plan.bootstrap_servers))
+        bench = _Bench(cluster, stack)
         # Brokers are slow at first, and somebody would be the first.
         for _ in range(1 if plan.quick else _WARM_UPS):
             bench.warm_up(scaled(_WARM_UP, plan.records))
