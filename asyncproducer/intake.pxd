@@ -358,6 +358,7 @@ cdef class Intake:
     cdef Py_ssize_t _look_at
     cdef double _turn_ends
     cdef Py_ssize_t _settling
+    cdef bint _settles
     cdef object __weakref__
 
     cpdef object enter(

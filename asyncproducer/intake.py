@@ -504,6 +504,8 @@ class Intake:
         self._turn_ends = 0.0
         #: For how many turns of the loop `_settle` has been under way; 0 while it is not.
         self._settling = 0
+        #: Whether `_turned` goes on with it: a call of its own costs a lone record 2 % more.
+        self._settles = False
         #: Whether a task had more records in this turn than it takes.
         self._pouring = False
         #: How often it was opened: once, or once for each transaction.
@@ -686,6 +688,9 @@ class Intake:
         self.accumulator.last = None
         if COMPILED:  # pragma: no cover - coverage sees no C
             forget_stop()
+        if self._settles:
+            self._settles = False
+            self._settle()
 
     def _look(self) -> bool:
         """Whether this task shall let the loop turn before its next record."""
@@ -916,7 +921,10 @@ class Intake:
         accumulator = self.accumulator
         if accumulator.fresh and not self._settling:
             self._settling = 1
-            self._loop.call_soon(self._settle)
+            if self._in_turn:
+                self._settles = True
+            else:
+                self._loop.call_soon(self._settle)
         for node, line in accumulator.ready.items():
             # The connection has nothing to do, or there is enough for a request of decent size: it
             # leaves now, and the broker works while the loop has not turned yet.

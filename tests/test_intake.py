@@ -1320,6 +1320,31 @@ async def test_a_task_asks_as_much_of_the_loop_among_thousands_as_among_a_hundre
     assert many["call_at"] <= few["call_at"] < 0.5
 
 
+async def test_a_lone_send_asks_little_of_the_loop(
+    cluster: EmbeddedCluster, new_producer: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves in the second turn; and nobody wakes for a linger time that is not used."""
+    loop = asyncio.get_running_loop()
+    asked: Counter[str] = Counter()
+    for name in ("call_soon", "call_at"):
+
+        def asking(*args: Any, name: str = name, **rest: Any) -> Any:
+            callback = next(each for each in args if callable(each))
+            asked[getattr(callback, "__qualname__", "")] += 1
+            return getattr(type(loop), name)(loop, *args, **rest)
+
+        monkeypatch.setattr(loop, name, asking)
+    async with new_producer(linger_ms=5) as producer:
+        await producer.send("t", b"")
+        await asyncio.sleep(1)
+        asked.clear()
+        for _ in range(20):
+            await producer.send("t", b"")
+            await asyncio.sleep(0.01)
+        assert asked["Intake._turned"] == asked["Intake._settle"] == 20
+        assert asked["Scheduler.wake"] <= 1, "for the delivery timeout of the first"
+
+
 async def test_loop_of_enqueues_lets_others_run(
     network: MemoryNetwork, cluster: EmbeddedCluster, new_producer: New
 ) -> None:

@@ -364,6 +364,8 @@ async def loop(peer: Peer, job: Job) -> Result:
     async def service() -> None:
         await go.wait()
         for value in islice(values, max(_LOOP_SENDS, case.records // case.tasks)):
+            if case.pause_ms:
+                await asyncio.sleep(case.pause_ms / 1e3)
             before = perf_counter()
             if before - meter.began > case.seconds:
                 break

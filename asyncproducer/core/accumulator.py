@@ -800,11 +800,13 @@ class Accumulator:
         if queue.ready_at is not None:
             return
         if not queue.batches:
+            queue.timer = _NEVER
             self._lingering.pop(queue, None)
             self.leaderless.pop(queue, None)
             return
         due = self._due_at(queue, now)
         if due < 0:
+            queue.timer = _NEVER  # a loop that has nothing else to do is not woken for it
             self._lingering.pop(queue, None)
             if queue.leader < 0:
                 self.leaderless[queue] = None

@@ -2106,8 +2106,11 @@ def test_a_lone_record_leaves_after_one_quiet_turn() -> None:
     rig.append()
     assert rig.accumulator.settle(rig.now, idle), "it has just come"
     assert rig.ready() == set()
+    assert rig.accumulator.next_deadline() == rig.now + 50.0
     assert not rig.accumulator.settle(rig.now, idle)
     assert rig.ready() == {0}
+    delivery_timeout = 120.0
+    assert rig.accumulator.next_deadline() == rig.now + delivery_timeout, "it lingers no more"
 
 
 def test_a_burst_leaves_when_it_is_over() -> None:
