@@ -29,7 +29,8 @@ DIRECTIVES = {
     # make the compiled function refuse what the Python one takes.
     "annotation_typing": False,
     # A producer is used on the thread of its event loop alone, and modules share no state that
-    # changes: a Python without the GIL need not switch it on for us.
+    # changes, but for one exception object that intake.pxd keeps where there is a GIL: a Python
+    # without it need not switch it on for us.
     "freethreading_compatible": True,
 }
 

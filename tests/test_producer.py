@@ -227,16 +227,6 @@ async def test_client_ids(cluster: EmbeddedCluster, new_producer: New) -> None:
     assert cluster.received("produce")[0].client_id == "me"
 
 
-async def test_it_has_few_enough_attributes_for_its_methods_to_be_found_quickly(
-    new_producer: New,
-) -> None:
-    """CPython keeps the attributes of up to 30 names in the fast way."""
-    producer = new_producer(transactional_id="t")
-    assert await producer.__aenter__() is producer
-    await producer.close()
-    assert len(vars(producer)) <= 30
-
-
 # -- its life ----------------------------------------------------------------------------------
 
 

@@ -251,7 +251,8 @@ def _lone(wire: Wire, job: Job) -> Result:
     taken: list[float] = []
     meter = Meter()
     for frame, _ in frames:
-        time.sleep(case.pause_ms / 1e3)
+        if case.pause_ms:
+            time.sleep(case.pause_ms / 1e3)
         began = perf_counter()
         wire.send(frame)
         wire.produced()

@@ -155,7 +155,7 @@ def run(plan: Plan) -> Iterator[Result]:
     """
     found = measurements(plan)
     with ExitStack() as stack:
-        if not plan.quick:
+        if not plan.quick and plan.bootstrap_servers is None:
             stack.enter_context(memory_at_hand())
         cluster = stack.enter_context(_kafka(plan.bootstrap_servers))
         bench = _Bench(cluster, stack)

@@ -4,6 +4,7 @@ cimport cython
 from asyncproducer.core.batch cimport ProducerBatch
 
 cdef long long _MODULO
+cdef object _READY
 
 cpdef long long increment(long long sequence, long long by) except? -1
 cpdef bint is_before(long long first, long long second) except -1

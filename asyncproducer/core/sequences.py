@@ -79,6 +79,9 @@ TRANSITIONS: dict[IdState, frozenset[IdState]] = {
     IdState.FATAL: frozenset({IdState.FATAL}),
 }
 
+# Looked up once: before CPython 3.12 a member costs its class a search each time.
+_READY = IdState.READY
+
 
 class PartitionSequences:
     """One partition's numbers."""
@@ -167,7 +170,7 @@ class Sequences:
     @property
     def quiet(self) -> bool:
         """Whether there is an id, and nothing to do about any partition."""
-        return self.state is IdState.READY and not self._renumber and not self._unresolved
+        return self.state is _READY and not self._renumber and not self._unresolved
 
     def requested(self) -> None:
         """An InitProducerId request is on its way."""
@@ -202,7 +205,7 @@ class Sequences:
         When not, something outstanding of this partition, or the producer id, is
         waited for; its end calls for another look.
         """
-        if self.state is not IdState.READY:
+        if self.state is not _READY:
             return False
         if batch.base_sequence < 0:
             if partition.unresolved is not None or partition.hole is not None:
@@ -424,7 +427,7 @@ class Sequences:
         Returns the partitions that may go on. At the last epoch the id is given up and
         `needs_id` says so; the renumbering happens when the new id is there.
         """
-        if self.state is not IdState.READY or not self._renumber:
+        if self.state is not _READY or not self._renumber:
             return []
         waiting = [p for p in self._renumber if self._may_renumber(p)]
         if not waiting:

@@ -132,6 +132,8 @@ SUPPORTED: dict[ApiKey, tuple[int, int]] = {
     ApiKey.SASL_AUTHENTICATE: (0, 2),
 }
 
+_API_VERSIONS = int(ApiKey.API_VERSIONS)
+
 #: No version of this request is flexible.
 _NEVER = 32767
 
@@ -222,7 +224,7 @@ def response_header_version(api_key: int, version: int) -> int:
     ApiVersions keeps 0 for good: whoever reads it does not know yet which version the
     broker chose (KIP-511).
     """
-    if api_key == ApiKey.API_VERSIONS:
+    if api_key == _API_VERSIONS:
         return 0
     return 1 if _is_flexible(api_key, version) else 0
 
@@ -240,6 +242,7 @@ def throttles_client(api_key: int, version: int) -> bool:
 
 _FRAME = struct.Struct(">ihhi")  # size, api key, version, correlation id
 _CORRELATION_ID_BYTES = 4
+_INT32 = struct.Struct(">i")
 
 
 def encode_frame(
@@ -269,16 +272,19 @@ def split_frame(api_key: int, version: int, frame: Buffer) -> tuple[int, memoryv
     Raises ProtocolError.
     """
     view = memoryview(frame)
-    reader = Reader(view[:_CORRELATION_ID_BYTES], "response header")
-    correlation_id = reader.int32()
-    if response_header_version(api_key, version) == 0:
-        return correlation_id, view[_CORRELATION_ID_BYTES:]
-    body = view[_CORRELATION_ID_BYTES:]
-    if body and body[0] == 0:
-        return correlation_id, body[1:]
-    tags = Reader(body, "response header", flexible=True)
-    tags.skip_tagged_fields()
-    return correlation_id, body[tags.position :]
+    size = len(view)
+    if size < _CORRELATION_ID_BYTES:
+        Reader(view, "response header").int32()  # raises
+    correlation_id: int = _INT32.unpack_from(view)[0]
+    body = _CORRELATION_ID_BYTES
+    if response_header_version(api_key, version) > 0:
+        if size > body and view[body] == 0:
+            body += 1
+        else:
+            tags = Reader(view[body:], "response header", flexible=True)
+            tags.skip_tagged_fields()
+            body += tags.position
+    return correlation_id, view[body:]
 
 
 # -- the requests --------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from asyncproducer.net.outbox cimport Outbox
 from asyncproducer.net.unwritten cimport Unwritten
 
 
+cdef object _READY
+cdef object _CLOSED
 cdef Py_ssize_t _BYTES_AT_ONCE
 cdef double _SECONDS_AT_ONCE
 cdef Py_ssize_t _LARGE_BYTES

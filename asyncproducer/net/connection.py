@@ -68,6 +68,9 @@ class ConnectionState(Enum):
 
 
 _S = ConnectionState
+# Looked up once: before CPython 3.12 a member costs its class a search each time.
+_READY = _S.READY
+_CLOSED = _S.CLOSED
 
 #: Every legal move.
 TRANSITIONS: Mapping[ConnectionState, frozenset[ConnectionState]] = {
@@ -199,7 +202,7 @@ class Connection:
     def can_send(self, now: float) -> bool:
         """Whether `send` and `request` are allowed now."""
         return (
-            self._state is _S.READY
+            self._state is _READY
             and len(self._in_flight) < self._max_in_flight
             and now >= self._throttled_until
             and not self._paused
@@ -208,7 +211,7 @@ class Connection:
         )
 
     def _why_not(self, now: float) -> str:
-        if self._state is not _S.READY:
+        if self._state is not _READY:
             return f"it is {self._state.name}"
         if self._draining:
             return "it is about to authenticate again"
@@ -554,7 +557,7 @@ class Connection:
     def _go_on(self) -> None:
         """The transport may take more: write the rest, then tell that there is room."""
         transport = self._transport
-        if transport is None or self._state is _S.CLOSED:
+        if transport is None or self._state is _CLOSED:
             return
         self._write_on(transport)
         self._unwritten.look()
@@ -598,7 +601,7 @@ class Connection:
         `can_send` is False until then; the end never moves back. The requests in flight
         get as much more time, for the broker reads nothing meanwhile.
         """
-        if throttle_ms <= 0 or self._state is _S.CLOSED:
+        if throttle_ms <= 0 or self._state is _CLOSED:
             return
         delay = throttle_ms / 1000
         self._in_flight.extend(delay)
@@ -626,11 +629,11 @@ class Connection:
     def _connection_made(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._metrics.connection_opened(self._time())
-        if self._state is _S.CLOSED:
+        if self._state is _CLOSED:
             transport.abort()
 
     def _data_received(self, data: bytes) -> None:
-        if self._state is _S.CLOSED:
+        if self._state is _CLOSED:
             return
         self._metrics.read(self.node.node_id, len(data), self._time())
         try:
@@ -668,7 +671,7 @@ class Connection:
         self._metrics.connection_closed(self._time())
         if self._close_timer is not None:
             self._close_timer.cancel()
-        if self._state is not _S.CLOSED:
+        if self._state is not _CLOSED:
             error = connection_failed(exc, self._name, hint=self._lost_hint())
             error.__cause__ = exc
             self.close(error)
@@ -679,7 +682,7 @@ class Connection:
             return "it stopped in the middle of a response"
         if self._answers or not self._in_flight:
             return None
-        if self._state is not _S.READY:
+        if self._state is not _READY:
             if self._config.uses_tls:
                 return (
                     "it answered nothing: perhaps it wants another client certificate"
@@ -705,7 +708,7 @@ class Connection:
         Does nothing when it is closed already. Without a reason the bytes that the
         transport holds may still leave, for at most CLOSE_GRACE seconds.
         """
-        if self._state is _S.CLOSED:
+        if self._state is _CLOSED:
             return
         # Before what tells so is gone with the transport.
         self._unwritten.look()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import Struct
 
 from asyncproducer.errors import ProtocolError
 
@@ -14,6 +15,7 @@ __all__ = ["MAX_FRAME_BYTES", "FrameReader", "frame"]
 MAX_FRAME_BYTES = 100 * 1024 * 1024
 
 _PREFIX = 4
+_INT32 = Struct(">i")
 
 
 def frame(payload: bytes) -> bytes:
@@ -55,7 +57,7 @@ class FrameReader:
         start, end = 0, len(data)
         need = _PREFIX
         while end - start >= _PREFIX:
-            need = _PREFIX + _size(view[start : start + _PREFIX])
+            need = _PREFIX + _size(data, start)
             if end - start < need:
                 break
             yield view[start + _PREFIX : start + need]
@@ -66,11 +68,11 @@ class FrameReader:
         self._need = need
 
 
-def _size(prefix: memoryview) -> int:
-    size = int.from_bytes(prefix, "big", signed=True)
+def _size(data: bytes, start: int) -> int:
+    size: int = _INT32.unpack_from(data, start)[0]
     if 0 <= size <= MAX_FRAME_BYTES:
         return size
-    first = bytes(prefix)
+    first = bytes(data[start : start + _PREFIX])
     if first == b"HTTP" or first.lower() in (b"<!do", b"<htm"):
         raise ProtocolError(
             "the peer answers in HTTP: the port belongs to a web server, not to a Kafka broker"

@@ -305,8 +305,11 @@ class Scheduler:
                     named = _PRODUCE_WITH_TOPIC_IDS - 1
                     cap = named if cap is None else min(cap, named)
                 parts = partitions[batch.topic] = []
-                topic = topics[batch.topic] = wire.ProduceTopic(batch.topic, topic_id, parts)
-            partitions[batch.topic].append(wire.ProducePartition(batch.partition, batch.buffers()))
+                # What calling the class does, without a call of its Python; likewise below.
+                topic = tuple.__new__(wire.ProduceTopic, (batch.topic, topic_id, parts))
+                topics[batch.topic] = topic
+            part = tuple.__new__(wire.ProducePartition, (batch.partition, batch.buffers()))
+            partitions[batch.topic].append(part)
             by_place[batch.topic, batch.partition] = batch
             if topic.topic_id is not None:
                 by_place[topic.topic_id, batch.partition] = batch

@@ -264,6 +264,23 @@ async def test_each_task_of_a_loop_sends_more_than_once() -> None:
     assert result["records"] == len(peer.got) == 50
 
 
+async def test_a_loop_may_pause_before_each_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def sleeping(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleeping)
+    peer = Recorder(blocking=False)
+    await run(peer, Case(name="x", load="loop", records=10, pause_ms=3.0))
+    assert len(peer.got) == slept.count(0.003) == 10
+    slept.clear()
+    await run(peer, Case(name="x", load="loop", records=10))
+    assert max(slept, default=0.0) == 0.0
+
+
 async def test_an_open_loop_ends_when_all_have_their_end() -> None:
     for blocking in (True, False):
         peer = Recorder(blocking=blocking)

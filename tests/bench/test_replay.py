@@ -95,6 +95,18 @@ async def test_a_replay_through_a_socket_says_what_it_has_sent(load: str) -> Non
     assert ("p50_ms" in result) == (load == "loop")
 
 
+async def test_a_lone_replay_pauses_as_long_as_the_case_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("asyncproducer.bench.replay.time.sleep", slept.append)
+    case = Case(name="x", load="loop", records=20, pause_ms=3.0)
+    async with EmbeddedCluster(topics={"t": 6}) as cluster:
+        job = Job("wire-replay", cluster.bootstrap_servers, ("t",), case, 800.0, 2.0)
+        result = await asyncio.to_thread(measure, job)
+    assert slept.count(0.003) == result["records"] == 20
+
+
 async def test_a_topic_of_several_leaders_is_refused() -> None:
     async with EmbeddedCluster(brokers=2, topics={"t": 2}) as cluster:
         job = Job("wire-replay", cluster.bootstrap_servers, ("t",), Case(name="x"))
