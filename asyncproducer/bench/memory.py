@@ -23,7 +23,6 @@ _MOST_BYTES = 4 << 30
 #: Half a block: where one begins is not known.
 _KEEP_ONE_PAGE_OF = 1 << 20
 
-
 #: What a container may have, where it is bounded.
 _BOUND = Path("/sys/fs/cgroup/memory.max")
 
@@ -46,6 +45,8 @@ def memory_at_hand(most_bytes: int = _MOST_BYTES) -> Iterator[mmap.mmap | None]:
     size = min(most_bytes, _all_bytes() // 3)
     size -= size % _KEEP_ONE_PAGE_OF
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        with suppress(OSError):  # a kernel without huge pages; a part of one would not be free
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
         for page in range(0, size, mmap.PAGESIZE):
             memory[page] = 1
         for block in range(0, size, _KEEP_ONE_PAGE_OF):

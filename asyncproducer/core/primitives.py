@@ -11,11 +11,13 @@ the bytes behind it do not bear out. What cannot be read is a ProtocolError.
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import TypeAlias
 
 from asyncproducer.errors import ConfigError, ProtocolError
 
 __all__ = [
+    "INT32",
     "Buffer",
     "Reader",
     "write_compact_string",
@@ -27,6 +29,9 @@ __all__ = [
 
 #: What holds bytes here. A memoryview counts bytes (format "B").
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+#: For one that is read or written at a known place.
+INT32 = Struct(">i")
 
 #: A string's length is an int16 before the flexible versions.
 _MAX_STRING_BYTES = 32767

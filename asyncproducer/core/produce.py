@@ -18,11 +18,11 @@ only the few bytes between them are written here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import NamedTuple
 
 from asyncproducer.core.metadata import Node
 from asyncproducer.core.primitives import (
+    INT32,
     Buffer,
     Reader,
     write_compact_string,
@@ -56,7 +56,6 @@ _TOPIC_IDS = 13
 
 _API_KEY = 0
 _SIZE_BYTES = 4
-_INT32 = Struct(">i")
 
 # The places in a batch's header that tell whether it is one whole batch of magic 2.
 _HEADER_BYTES = 61
@@ -200,7 +199,7 @@ def encode_produce(
     size = total - _SIZE_BYTES
     if size > _MAX_INT32:
         raise ValueError(f"a request of {total} bytes does not fit in a frame")
-    _INT32.pack_into(first, 0, size)
+    INT32.pack_into(first, 0, size)
     buffers[0] = bytes(first)
     return buffers
 
@@ -251,7 +250,7 @@ def _batch_size(topic: ProduceTopic, partition: ProducePartition, version: int) 
             f"{topic.name}-{partition.partition}: a batch of magic {header[_MAGIC_AT]}, "
             f"only magic {_MAGIC} can be sent"
         )
-    length: int = _INT32.unpack_from(header, _BATCH_LENGTH_AT)[0]
+    length: int = INT32.unpack_from(header, _BATCH_LENGTH_AT)[0]
     if length + _BATCH_LENGTH_COUNTS_FROM != size:
         raise ValueError(
             f"{topic.name}-{partition.partition}: {size} bytes of records are not exactly one "

@@ -28,7 +28,7 @@ from io import BytesIO
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from asyncproducer.core.metadata import MetadataResponse, Node, PartitionUpdate, TopicUpdate
-from asyncproducer.core.primitives import Buffer, Reader, write_string
+from asyncproducer.core.primitives import INT32, Buffer, Reader, write_string
 from asyncproducer.core.produce import (
     PRODUCE_VERSIONS,
     ProducePartition,
@@ -242,7 +242,6 @@ def throttles_client(api_key: int, version: int) -> bool:
 
 _FRAME = struct.Struct(">ihhi")  # size, api key, version, correlation id
 _CORRELATION_ID_BYTES = 4
-_INT32 = struct.Struct(">i")
 
 
 def encode_frame(
@@ -275,7 +274,7 @@ def split_frame(api_key: int, version: int, frame: Buffer) -> tuple[int, memoryv
     size = len(view)
     if size < _CORRELATION_ID_BYTES:
         Reader(view, "response header").int32()  # raises
-    correlation_id: int = _INT32.unpack_from(view)[0]
+    correlation_id: int = INT32.unpack_from(view)[0]
     body = _CORRELATION_ID_BYTES
     if response_header_version(api_key, version) > 0:
         if size > body and view[body] == 0:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from struct import Struct
 
+from asyncproducer.core.primitives import INT32
 from asyncproducer.errors import ProtocolError
 
 __all__ = ["MAX_FRAME_BYTES", "FrameReader", "frame"]
@@ -15,7 +15,6 @@ __all__ = ["MAX_FRAME_BYTES", "FrameReader", "frame"]
 MAX_FRAME_BYTES = 100 * 1024 * 1024
 
 _PREFIX = 4
-_INT32 = Struct(">i")
 
 
 def frame(payload: bytes) -> bytes:
@@ -69,7 +68,7 @@ class FrameReader:
 
 
 def _size(data: bytes, start: int) -> int:
-    size: int = _INT32.unpack_from(data, start)[0]
+    size: int = INT32.unpack_from(data, start)[0]
     if 0 <= size <= MAX_FRAME_BYTES:
         return size
     first = bytes(data[start : start + _PREFIX])
