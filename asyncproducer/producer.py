@@ -126,8 +126,9 @@ _CLOSED_MEANWHILE = "the producer was closed while the record waited for metadat
 _SILENT_CLOSE = 1.0
 
 #: Buffers that have done their work are kept beside `buffer_memory`, up to this and to a quarter of
-#: that.
+#: that. Those of records that are compressed come back early, and codecs want memory as well.
 _SPARE_BYTES = 8 * 1024 * 1024
+_SPARE_BYTES_COMPRESSED = 2 * 1024 * 1024
 
 #: How many errors a failed send_table raises: its result has all.
 _ERRORS_RAISED = 100
@@ -531,6 +532,7 @@ class Producer(Front, Generic[K, V]):
         elif config.enable_idempotence:
             self._sequences = Sequences()
         compression = config.compression_type
+        spare_bytes = _SPARE_BYTES if compression == "none" else _SPARE_BYTES_COMPRESSED
         self._accumulator = Accumulator(
             self._pool,
             batch_size=config.batch_size,
@@ -554,7 +556,7 @@ class Producer(Front, Generic[K, V]):
             loop=loop,
             trouble=lambda: self._scheduler.id_error or self._cluster.last_error,
             on_failed=None if transactions is None else transactions.batch_failed,
-            spare_bytes=min(_SPARE_BYTES, config.buffer_memory // 4),
+            spare_bytes=min(spare_bytes, config.buffer_memory // 4),
         )
         self._scheduler = Scheduler(
             config,

@@ -340,7 +340,10 @@ class _Lz4(Codec):
 class _Zstd(Codec):
     """One zstd frame. Needs Produce v7 (KIP-110), which is the request's business."""
 
-    __slots__ = ("_idle",)
+    __slots__ = ("_idle", "_idle_large")
+
+    #: What is larger gets a compressor of its own: its tables have eight times the size.
+    _LARGE_BYTES = 64 * 1024
 
     #: Blocks never hold more, whatever the window (RFC 8878, 3.1.1.2.4).
     _MAX_BLOCK = 128 * 1024
@@ -350,16 +353,18 @@ class _Zstd(Codec):
         # A compressor keeps its tables between batches but serves one thread at a time, so
         # each call takes one and puts it back: as many exist as calls ever overlapped.
         self._idle: list[zstandard.ZstdCompressor] = []
+        self._idle_large: list[zstandard.ZstdCompressor] = []
 
     def compress(self, data: Buffer) -> bytes:
+        idle = self._idle_large if len(data) > self._LARGE_BYTES else self._idle
         try:
-            compressor = self._idle.pop()
+            compressor = idle.pop()
         except IndexError:
             level = DEFAULT_LEVELS["zstd"] if self.level is None else self.level
             # Java streams, so its frames have no content size either.
             compressor = zstandard.ZstdCompressor(level=level, write_content_size=False)
         compressed = compressor.compress(data)
-        self._idle.append(compressor)
+        idle.append(compressor)
         return compressed
 
     def decompress(self, data: Buffer, max_size: int = DEFAULT_MAX_SIZE) -> bytes:
