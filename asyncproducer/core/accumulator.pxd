@@ -8,6 +8,7 @@ from asyncproducer.core.batch cimport (
     ProducerBatch,
     append_bytes,
     batch_upper_bound,
+    new_batch,
     octets_at,
     put_record,
     size_of,
@@ -194,6 +195,17 @@ cdef class Accumulator:
         Py_ssize_t size,
         double now,
     )
+
+    @cython.locals(
+        count=Py_ssize_t,
+        queued=Py_ssize_t,
+        started=Py_ssize_t,
+        queue=PartitionQueue,
+        batch=ProducerBatch,
+        sizes=list,
+        ids=list,
+    )
+    cdef object _update_load(self, TopicState topic, double now)
 
     @cython.locals(batch=ProducerBatch)
     cdef object _close_tail(self, PartitionQueue queue, double now)

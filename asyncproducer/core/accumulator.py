@@ -29,6 +29,7 @@ from asyncproducer.core.batch import (
     RECORD_OVERHEAD,
     ProducerBatch,
     batch_upper_bound,
+    new_batch,
 )
 from asyncproducer.core.compression import Codec, RatioEstimator
 from asyncproducer.core.delivery import PENDING, Delivery, Failure
@@ -684,17 +685,17 @@ class Accumulator:
     def _new_batch(self, queue: PartitionQueue, size: int, now: float) -> ProducerBatch:
         codec = self._codec
         topic = queue.topic
-        batch = ProducerBatch(
+        batch = new_batch(
             topic.name,
             queue.partition,
             # 1 promises one record in each batch: what the bound has left over is no room.
-            write_limit=size if self._batch_size > 1 else 1,
-            created_at=now,
-            codec=codec,
-            ratio=1.0 if codec is None else self.estimator.estimate(topic.name, codec.codec_id),
-            memory=size,
-            loop=self._loop,
-            spares=self._spares,
+            size if self._batch_size > 1 else 1,
+            now,
+            codec,
+            1.0 if codec is None else self.estimator.estimate(topic.name, codec.codec_id),
+            size,
+            self._loop,
+            self._spares,
         )
         batch.order = (queue.next_order,)
         return batch

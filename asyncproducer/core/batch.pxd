@@ -113,6 +113,48 @@ cdef inline char *put_field(char *at, Py_ssize_t size, const unsigned char *fiel
     return at + size
 
 
+cdef inline char *put_int32(char *at, unsigned int value) noexcept:
+    at[0] = <char>(value >> 24)
+    at[1] = <char>(value >> 16)
+    at[2] = <char>(value >> 8)
+    at[3] = <char>value
+    return at + 4
+
+
+cdef inline char *put_int64(char *at, long long value) noexcept:
+    return put_int32(put_int32(at, <unsigned int>(value >> 32)), <unsigned int>value)
+
+
+# A batch's header but for its CRC: magic 2, base offset 0, no leader epoch.
+cdef inline void put_header(
+    char *at,
+    unsigned int length,
+    int attributes,
+    unsigned int count,
+    long long base_timestamp,
+    long long max_timestamp,
+    long long producer_id,
+    int producer_epoch,
+    unsigned int base_sequence,
+) noexcept:
+    at = put_int32(put_int64(at, 0), length)
+    at = put_int32(at, <unsigned int>-1)
+    at[0] = 2
+    at = put_int32(at + 1, 0)
+    at[0] = <char>(attributes >> 8)
+    at[1] = <char>attributes
+    at = put_int32(at + 2, count - 1)
+    at = put_int64(put_int64(at, base_timestamp), max_timestamp)
+    at = put_int64(at, producer_id)
+    at[0] = <char>(producer_epoch >> 8)
+    at[1] = <char>producer_epoch
+    put_int32(put_int32(at + 2, base_sequence), count)
+
+
+cdef inline bytes bytes_at(const char *at, Py_ssize_t size):
+    return PyBytes_FromStringAndSize(at, size)
+
+
 cdef inline bytes blank(Py_ssize_t size):
     return PyBytes_FromStringAndSize(NULL, size)
 
@@ -132,6 +174,10 @@ cdef enum:
     FRONT_BYTES = 32
 cdef Py_ssize_t _OVERHEAD
 cdef Py_ssize_t _AHEAD
+cdef Py_ssize_t _CRC_AT
+cdef Py_ssize_t _CRC_FROM
+cdef Py_ssize_t _LENGTH_FROM
+cdef Py_ssize_t _COPIED_BYTES
 cdef double _ESTIMATE_FACTOR
 
 cdef Py_ssize_t _field_size(object data) except -1
@@ -227,6 +273,18 @@ cdef class ProducerBatch(Outcome):
     cdef Py_ssize_t quick_end
     cdef char *_first
 
+    cdef bint _begin(
+        self,
+        str topic,
+        Py_ssize_t partition,
+        Py_ssize_t write_limit,
+        double created_at,
+        object codec,
+        double ratio,
+        Py_ssize_t memory,
+        object loop,
+        SpareBuffers spares,
+    ) except -1
     cpdef Py_ssize_t estimated_size(self)
     cpdef Py_ssize_t on_the_wire(self, Py_ssize_t size)
     cpdef bint is_full(self)
@@ -309,12 +367,34 @@ cdef class ProducerBatch(Outcome):
         self, long long producer_id, int producer_epoch, long long base_sequence, bint transactional
     )
     @cython.locals(
-        attributes=cython.int, payload=bytes, pieces=tuple, length=Py_ssize_t, crc=cython.uint
+        attributes=cython.int,
+        payload=bytes,
+        header=bytearray,
+        length=Py_ssize_t,
+        crc=cython.uint,
+        at="char *",
     )
     cpdef object seal(self)
+    @cython.locals(pieces=tuple, crc=cython.uint)
+    cdef unsigned int _whole_crc(self) except? 0
+    cdef bytearray _head(self)
     cpdef tuple buffers(self)
     cpdef object release(self)
     cpdef bint needs_compression(self)
+
+
+@cython.locals(batch=ProducerBatch)
+cpdef ProducerBatch new_batch(
+    str topic,
+    Py_ssize_t partition,
+    Py_ssize_t write_limit,
+    double created_at,
+    object codec,
+    double ratio,
+    Py_ssize_t memory,
+    object loop,
+    SpareBuffers spares,
+)
 
 
 # `ProducerBatch.append_fields` of what is bytes, or None.

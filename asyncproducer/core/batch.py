@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     PyByteArray_Resize: Any
     append_bytes: Any
     blank: Any
+    bytes_at: Any
     ap_prefetch: Any
     bytes_data: Any
     bytes_size: Any
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     new_buffer: Any
     octets_of: Any
     put_field: Any
+    put_header: Any
+    put_int32: Any
     put_varint: Any
     size_of: Any
     utf8: Any
@@ -67,6 +70,7 @@ __all__ = [
     "Values",
     "batch_upper_bound",
     "encode_headers",
+    "new_batch",
     "plain_headers",
     "read_records",
 ]
@@ -88,6 +92,10 @@ _OVERHEAD = BATCH_OVERHEAD + RECORD_OVERHEAD
 #: While a listed value is written, the one so many later comes from memory. A number of C, too.
 _AHEAD = 8
 
+#: Of a batch that is shorter, a copy is made for the CRC: that takes less than a view of it. A
+#: number of C, too.
+_COPIED_BYTES = 4096
+
 #: `ProducerBatch.sent_to` of what is on its way to another address of its broker than the one
 #: that is used now, or to a topic of that name that was deleted.
 GONE = -2
@@ -100,8 +108,10 @@ _TRANSACTIONAL = 0x10
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC = struct.Struct(">I")
+#: Where the CRC is, and from where it and the batch's length count. Numbers of C, too.
 _CRC_AT = 17
 _CRC_FROM = 21
+_LENGTH_FROM = 12
 
 #: Encoded header list of a record that has none.
 NO_HEADERS = b"\x00"
@@ -355,7 +365,21 @@ class ProducerBatch(Outcome):
         loop: Any = None,
         spares: SpareBuffers | None = None,
     ) -> None:
-        super().__init__(topic, partition, loop)
+        self._begin(topic, partition, write_limit, created_at, codec, ratio, memory, loop, spares)
+
+    def _begin(
+        self,
+        topic: str,
+        partition: int,
+        write_limit: int,
+        created_at: float,
+        codec: Codec | None,
+        ratio: float,
+        memory: int,
+        loop: Any,
+        spares: SpareBuffers | None,
+    ) -> None:
+        self._begin_at(topic, partition, loop)
         self.write_limit = write_limit
         #: Bytes that the records may take before compression: what memory is held for. Parts of
         #: a split use memory outside the pool.
@@ -801,33 +825,65 @@ class ProducerBatch(Outcome):
             attributes |= self.codec.codec_id
             # A new one each time: an older header may still be on its way out.
             self.header = bytearray(BATCH_OVERHEAD)
-        pieces = self.buffers()
-        header = pieces[0]
-        length = 0
-        for piece in pieces:
-            length += len(piece)
-        _HEADER.pack_into(
-            header,
-            0,
-            0,
-            length - 12,
-            -1,
-            2,
-            0,
-            attributes,
-            self.count - 1,
-            self.base_timestamp,
-            self.max_timestamp,
-            self.producer_id,
-            self.producer_epoch,
-            self.base_sequence,
-            self.count,
-        )
+            length = BATCH_OVERHEAD + len(payload)
+        else:
+            length = self.size
+        header = self._head()
         self.renumbered = False
-        crc = crc32c(memoryview(header)[_CRC_FROM:])
+        if COMPILED:  # pragma: no cover - coverage sees no C
+            at = PyByteArray_AS_STRING(header)
+            put_header(
+                at,
+                length - _LENGTH_FROM,
+                attributes,
+                self.count,
+                self.base_timestamp,
+                self.max_timestamp,
+                self.producer_id,
+                self.producer_epoch,
+                self.base_sequence,
+            )
+            if length <= _COPIED_BYTES and payload is None and self._full is None:
+                crc = crc32c(bytes_at(at + _CRC_FROM, length - _CRC_FROM))
+            else:
+                crc = self._whole_crc()
+            put_int32(at + _CRC_AT, crc)
+        else:
+            _HEADER.pack_into(
+                header,
+                0,
+                0,
+                length - _LENGTH_FROM,
+                -1,
+                2,
+                0,
+                attributes,
+                self.count - 1,
+                self.base_timestamp,
+                self.max_timestamp,
+                self.producer_id,
+                self.producer_epoch,
+                self.base_sequence,
+                self.count,
+            )
+            _CRC.pack_into(header, _CRC_AT, self._whole_crc())
+
+    def _whole_crc(self) -> int:
+        """That of all buffers."""
+        pieces = self.buffers()
+        crc = crc32c(memoryview(pieces[0])[_CRC_FROM:])
         for piece in pieces[1:]:
             crc = crc32c(piece, crc)
-        _CRC.pack_into(header, _CRC_AT, crc)
+        return crc
+
+    def _head(self) -> bytearray:
+        """What begins with the header."""
+        head = self.buffer if self.payload is None else self.header
+        if head is None:
+            raise IllegalStateError("the batch has given its buffer back")
+        if self.payload is None and self._full is not None:
+            return self._full[0][0]  # pragma: no cover - compiled only
+        return head
 
     def persisted(self) -> Persisted:
         """What is known of the log, if the batch ends now and nobody has acknowledged it."""
@@ -924,6 +980,23 @@ class ProducerBatch(Outcome):
             f"<ProducerBatch {self.topic}-{self.partition} {self.count} records "
             f"{self.estimated_size()} bytes attempts={self.attempts} seq={self.base_sequence}>"
         )
+
+
+def new_batch(
+    topic: str,
+    partition: int,
+    write_limit: int,
+    created_at: float,
+    codec: Codec | None,
+    ratio: float,
+    memory: int,
+    loop: Any,
+    spares: SpareBuffers | None,
+) -> ProducerBatch:
+    """`ProducerBatch(...)`, without a call of Python's where it is compiled."""
+    batch = ProducerBatch.__new__(ProducerBatch)
+    batch._begin(topic, partition, write_limit, created_at, codec, ratio, memory, loop, spares)
+    return batch
 
 
 class RawRecord(NamedTuple):

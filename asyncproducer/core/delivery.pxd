@@ -25,6 +25,7 @@ cdef class Outcome:
     cdef public Py_ssize_t slot
     cdef object __weakref__
 
+    cdef bint _begin_at(self, str topic, Py_ssize_t partition, object loop) except -1
     cpdef bint acknowledge(self, long long base_offset, long long log_append_time) except? -1
     cpdef bint fail(self, object failure) except? -1
     @cython.locals(waiter=Waiter, at=Py_ssize_t, delivery=Delivery)

@@ -156,6 +156,10 @@ class Outcome:
     """The shared result of the records of one batch."""
 
     def __init__(self, topic: str, partition: int, loop: Any = None) -> None:
+        self._begin_at(topic, partition, loop)
+
+    def _begin_at(self, topic: str, partition: int, loop: Any) -> None:
+        # Apart, so that C calls it as C.
         self.topic = topic
         self.partition = partition
         #: The event loop of those who wait, None where nobody may.

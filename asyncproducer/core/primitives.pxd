@@ -37,6 +37,9 @@ cdef class Reader:
     cpdef object finish(self)
 
 
+@cython.locals(value=cython.longlong)
+cpdef long long int32_at(bytes data, Py_ssize_t place) except? -1
+cpdef object put_int32(bytearray out, Py_ssize_t place, long long value)
 cpdef object write_unsigned_varint(bytearray out, unsigned long long value)
 cpdef object write_int16(bytearray out, long long value)
 cpdef object write_int32(bytearray out, long long value)

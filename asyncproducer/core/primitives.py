@@ -11,15 +11,15 @@ the bytes behind it do not bear out. What cannot be read is a ProtocolError.
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import TypeAlias
 
 from asyncproducer.errors import ConfigError, ProtocolError
 
 __all__ = [
-    "INT32",
     "Buffer",
     "Reader",
+    "int32_at",
+    "put_int32",
     "write_compact_string",
     "write_int16",
     "write_int32",
@@ -29,9 +29,6 @@ __all__ = [
 
 #: What holds bytes here. A memoryview counts bytes (format "B").
 Buffer: TypeAlias = bytes | bytearray | memoryview
-
-#: For one that is read or written at a known place.
-INT32 = Struct(">i")
 
 #: A string's length is an int16 before the flexible versions.
 _MAX_STRING_BYTES = 32767
@@ -222,6 +219,20 @@ class Reader:
 
     def _left(self) -> str:
         return f"{self.end - self.position} bytes"
+
+
+def int32_at(data: bytes, place: int) -> int:
+    """The signed 32-bit number at a place of which its caller knows that it is there."""
+    value = data[place] << 24 | data[place + 1] << 16 | data[place + 2] << 8 | data[place + 3]
+    return value - 0x1_0000_0000 if value > 0x7FFF_FFFF else value
+
+
+def put_int32(out: bytearray, place: int, value: int) -> None:
+    """Writes a 32-bit number over what is at this place."""
+    out[place] = value >> 24 & 0xFF
+    out[place + 1] = value >> 16 & 0xFF
+    out[place + 2] = value >> 8 & 0xFF
+    out[place + 3] = value & 0xFF
 
 
 def write_unsigned_varint(out: bytearray, value: int) -> None:

@@ -3,6 +3,7 @@ cimport cython
 
 from asyncproducer.core.primitives cimport (
     Reader,
+    put_int32,
     write_compact_string,
     write_int16,
     write_int32,
@@ -24,6 +25,8 @@ cdef Py_ssize_t _CODEC_AT
 cdef int _TAG
 cdef int _API_KEY
 cdef Py_ssize_t _SIZE_BYTES
+cdef Py_ssize_t _CORRELATION_ID_AT
+cdef dict _heads
 cdef long long _MAX_INT32
 
 
@@ -34,6 +37,7 @@ cdef long long _MAX_INT32
     first=bytearray,
     total=cython.longlong,
     size=cython.longlong,
+    head=bytes,
 )
 cpdef list encode_produce(
     int version,
@@ -43,6 +47,9 @@ cpdef list encode_produce(
     long long timeout_ms,
     object transactional_id,
     object topics,
+)
+cdef bytes _head(
+    int version, object client_id, int acks, long long timeout_ms, object transactional_id
 )
 cdef object _check_version(int version)
 cdef object _write_count(bytearray out, Py_ssize_t count, bint flexible)

@@ -18,13 +18,14 @@ only the few bytes between them are written here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
 from typing import NamedTuple
 
 from asyncproducer.core.metadata import Node
 from asyncproducer.core.primitives import (
-    INT32,
     Buffer,
     Reader,
+    put_int32,
     write_compact_string,
     write_int16,
     write_int32,
@@ -56,6 +57,12 @@ _TOPIC_IDS = 13
 
 _API_KEY = 0
 _SIZE_BYTES = 4
+_CORRELATION_ID_AT = 8
+_INT32 = Struct(">i")
+
+#: What is the same in all requests of a producer is kept, of so many producers and versions.
+_heads: dict[tuple[int, str | None, int, int, str | None], bytes] = {}
+_MOST_HEADS = 64
 
 # The places in a batch's header that tell whether it is one whole batch of magic 2.
 _HEADER_BYTES = 61
@@ -154,19 +161,14 @@ def encode_produce(
     _check_version(version)
     flexible = version >= _FLEXIBLE
     buffers: list[Buffer] = []
-    out = first = bytearray(_SIZE_BYTES)
-    write_int16(out, _API_KEY)
-    write_int16(out, version)
-    write_int32(out, correlation_id)
-    # The client id of a request header stays a string of the old kind (KIP-511).
-    write_string(out, client_id)
-    if flexible:
-        out.append(0)
-        write_compact_string(out, transactional_id)
-    else:
-        write_string(out, transactional_id)
-    write_int16(out, acks)
-    write_int32(out, timeout_ms)
+    sender = (version, client_id, acks, timeout_ms, transactional_id)
+    head = _heads.get(sender)
+    if head is None:
+        if len(_heads) >= _MOST_HEADS:
+            _heads.clear()
+        head = _heads[sender] = _head(version, client_id, acks, timeout_ms, transactional_id)
+    out = first = bytearray(head)
+    put_int32(out, _CORRELATION_ID_AT, correlation_id)
     total = 0
 
     _write_count(out, len(topics), flexible)
@@ -199,9 +201,29 @@ def encode_produce(
     size = total - _SIZE_BYTES
     if size > _MAX_INT32:
         raise ValueError(f"a request of {total} bytes does not fit in a frame")
-    INT32.pack_into(first, 0, size)
+    put_int32(first, 0, size)
     buffers[0] = bytes(first)
     return buffers
+
+
+def _head(
+    version: int, client_id: str | None, acks: int, timeout_ms: int, transactional_id: str | None
+) -> bytes:
+    """What comes before the topics. Size and correlation id are still 0."""
+    out = bytearray(_SIZE_BYTES)
+    write_int16(out, _API_KEY)
+    write_int16(out, version)
+    write_int32(out, 0)
+    # The client id of a request header stays a string of the old kind (KIP-511).
+    write_string(out, client_id)
+    if version >= _FLEXIBLE:
+        out.append(0)
+        write_compact_string(out, transactional_id)
+    else:
+        write_string(out, transactional_id)
+    write_int16(out, acks)
+    write_int32(out, timeout_ms)
+    return bytes(out)
 
 
 def _check_version(version: int) -> None:
@@ -250,7 +272,7 @@ def _batch_size(topic: ProduceTopic, partition: ProducePartition, version: int) 
             f"{topic.name}-{partition.partition}: a batch of magic {header[_MAGIC_AT]}, "
             f"only magic {_MAGIC} can be sent"
         )
-    length: int = INT32.unpack_from(header, _BATCH_LENGTH_AT)[0]
+    length: int = _INT32.unpack_from(header, _BATCH_LENGTH_AT)[0]
     if length + _BATCH_LENGTH_COUNTS_FROM != size:
         raise ValueError(
             f"{topic.name}-{partition.partition}: {size} bytes of records are not exactly one "

@@ -28,7 +28,7 @@ from io import BytesIO
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from asyncproducer.core.metadata import MetadataResponse, Node, PartitionUpdate, TopicUpdate
-from asyncproducer.core.primitives import INT32, Buffer, Reader, write_string
+from asyncproducer.core.primitives import Buffer, Reader, int32_at, write_string
 from asyncproducer.core.produce import (
     PRODUCE_VERSIONS,
     ProducePartition,
@@ -264,26 +264,27 @@ def encode_frame(
     return bytes(header) + body
 
 
-def split_frame(api_key: int, version: int, frame: Buffer) -> tuple[int, memoryview]:
+def split_frame(api_key: int, version: int, frame: Buffer) -> tuple[int, bytes]:
     """Correlation id and body of a response frame, which comes without its size.
 
     `api_key` and `version` are those of the request that the frame should answer.
     Raises ProtocolError.
     """
-    view = memoryview(frame)
-    size = len(view)
+    # Answers are short, and what reads them wants bytes.
+    data = frame if isinstance(frame, bytes) else bytes(frame)
+    size = len(data)
     if size < _CORRELATION_ID_BYTES:
-        Reader(view, "response header").int32()  # raises
-    correlation_id: int = INT32.unpack_from(view)[0]
+        Reader(data, "response header").int32()  # raises
+    correlation_id = int32_at(data, 0)
     body = _CORRELATION_ID_BYTES
     if response_header_version(api_key, version) > 0:
-        if size > body and view[body] == 0:
+        if size > body and data[body] == 0:
             body += 1
         else:
-            tags = Reader(view[body:], "response header", flexible=True)
+            tags = Reader(data[body:], "response header", flexible=True)
             tags.skip_tagged_fields()
             body += tags.position
-    return correlation_id, view[body:]
+    return correlation_id, data[body:]
 
 
 # -- the requests --------------------------------------------------------------------------

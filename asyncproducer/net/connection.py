@@ -381,7 +381,7 @@ class Connection:
         """A bare token of the handshake (`handshake.Channel`)."""
         answer: asyncio.Future[bytes] = self._loop.create_future()
 
-        def on_done(body: memoryview | None, error: BaseException | None) -> None:
+        def on_done(body: bytes | None, error: BaseException | None) -> None:
             if answer.done():
                 return
             if body is None:
@@ -459,7 +459,7 @@ class Connection:
         """Sends a request whatever `can_send` says."""
         answer: asyncio.Future[R] = self._loop.create_future()
 
-        def on_done(body: memoryview | None, error: BaseException | None) -> None:
+        def on_done(body: bytes | None, error: BaseException | None) -> None:
             was_full = len(self._in_flight) == self._max_in_flight - 1
             if body is None:
                 if not answer.done():
@@ -644,7 +644,7 @@ class Connection:
         except ProtocolError as exc:
             self.close(self._unreadable(None, exc))
 
-    def _frame_received(self, received: memoryview) -> None:
+    def _frame_received(self, received: bytes) -> None:
         request, body = self._in_flight.take(received)
         self._answers += 1
         self.last_used = self._time()

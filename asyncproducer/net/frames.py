@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncproducer.core.primitives import INT32
+from asyncproducer.core.primitives import Buffer, int32_at
 from asyncproducer.errors import ProtocolError
 
 __all__ = ["MAX_FRAME_BYTES", "FrameReader", "frame"]
@@ -25,8 +25,8 @@ def frame(payload: bytes) -> bytes:
 class FrameReader:
     """Give it what arrives, it gives the frames, without their size.
 
-    Every byte is copied at most twice, however the stream was cut: chunks of an
-    incomplete frame are kept apart until the last one is there.
+    However the stream was cut, a byte is copied once more at most: chunks of an incomplete frame
+    are kept apart until the last one is there.
     """
 
     __slots__ = ("_chunks", "_have", "_need")
@@ -41,25 +41,26 @@ class FrameReader:
         """Whether the stream has stopped in the middle of a frame."""
         return self._have > 0
 
-    def feed(self, data: bytes) -> Iterator[memoryview]:
+    def feed(self, data: Buffer) -> Iterator[bytes]:
         """The frames that `data` completes. Iterate to the end, or never feed again.
 
         Raises ProtocolError, after the frames before it, for a size that no frame has.
         """
+        if not isinstance(data, bytes):
+            data = bytes(data)  # some transport's buffer
         if self._chunks:
             self._chunks.append(data)
             self._have += len(data)
             if self._have < self._need:
                 return
             data = b"".join(self._chunks)
-        view = memoryview(data)
         start, end = 0, len(data)
         need = _PREFIX
         while end - start >= _PREFIX:
             need = _PREFIX + _size(data, start)
             if end - start < need:
                 break
-            yield view[start + _PREFIX : start + need]
+            yield data[start + _PREFIX : start + need]
             start += need
             need = _PREFIX
         self._chunks = [data[start:]] if start < end else []
@@ -68,7 +69,7 @@ class FrameReader:
 
 
 def _size(data: bytes, start: int) -> int:
-    size: int = INT32.unpack_from(data, start)[0]
+    size = int32_at(data, start)
     if 0 <= size <= MAX_FRAME_BYTES:
         return size
     first = bytes(data[start : start + _PREFIX])

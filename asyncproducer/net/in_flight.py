@@ -14,7 +14,7 @@ from asyncproducer.net.waiting import time_of
 __all__ = ["InFlight", "OnDone", "Pending"]
 
 #: (body, None): the response. (None, error): there will be none. (None, None): none is expected.
-OnDone = Callable[["memoryview | None", "BaseException | None"], None]
+OnDone = Callable[["bytes | None", "BaseException | None"], None]
 
 
 class Pending:
@@ -73,7 +73,7 @@ class InFlight:
         self._queue.append(Pending(api_key, version, correlation_id, timeout, deadline, on_done))
         self._watch(deadline)
 
-    def take(self, frame: memoryview) -> tuple[Pending, memoryview]:
+    def take(self, frame: bytes) -> tuple[Pending, bytes]:
         """The request that this frame answers, which is no longer in flight, and the body.
 
         Raises ProtocolError when it is not the answer to the oldest one, which stays.

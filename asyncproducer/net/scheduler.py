@@ -359,7 +359,7 @@ class Scheduler:
         by_place: dict[tuple[str | bytes, int], ProducerBatch],
         sent_at: float,
         adds: bool,
-        body: memoryview | None,
+        body: bytes | None,
         error: BaseException | None,
     ) -> None:
         now = self._time()
@@ -716,7 +716,7 @@ class Scheduler:
         self.give_up(error, now)
 
 
-def _check_size(body: memoryview, batches: list[ProducerBatch]) -> None:
+def _check_size(body: bytes, batches: list[ProducerBatch]) -> None:
     size = len(body)
     if size > _ANSWER_BYTES:
         records = sum(batch.count for batch in batches)

@@ -639,6 +639,30 @@ def test_a_closed_batch_takes_no_records() -> None:
     assert batch.count == 1
 
 
+@pytest.mark.parametrize("memory", [0, 500_000])
+@pytest.mark.parametrize("size", [10, 1000, 14_990, 40_000, 70_000])
+def test_the_crc_is_that_of_the_whole_however_it_came_in(size: int, memory: int) -> None:
+    """In several buffers where it has grown, and for another producer state again."""
+    batch = ProducerBatch("orders", 3, write_limit=16_384, created_at=5.0, memory=memory)
+    batch.widen(500_000, True)
+    values = [bytes([n % 251]) * size for n in range(400)]
+    written = 0
+    while batch.size + 2 * (size + RECORD_OVERHEAD) < 300_000 and written < 400:
+        if written % 3:
+            written += batch.append_values(
+                ListedValues(values), written, written + 1 + written % 7, T0, 400_000, 400_000
+            )
+        else:
+            add(batch, values[written])
+            written += 1
+    batch.set_producer_state(7, 0, 100, transactional=False)
+    first = finish(batch)
+    assert [record.value for record in decode_batch(first)] == values[:written]
+    batch.set_producer_state(7, 1, 0, transactional=False)
+    batch.seal()
+    assert [record.value for record in decode_batch(wire(batch))] == values[:written]
+
+
 def test_an_empty_batch_is_never_full_and_never_sealed() -> None:
     """RC-05."""
     batch = new(limit=61)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from asyncproducer.core.primitives import (
     Reader,
+    int32_at,
+    put_int32,
     write_compact_string,
     write_int16,
     write_int32,
@@ -63,6 +65,14 @@ def test_integers_are_written_and_read_as_struct_does(short: int, middle: int, l
     assert out == struct.pack(">hi", short, middle)
     read = reader(bytes(out) + struct.pack(">q", long))
     assert (read.int16(), read.int32(), read.int64()) == (short, middle, long)
+
+
+@given(st.integers(-(2**31), 2**31 - 1))
+def test_a_number_at_a_known_place_is_written_and_read_as_struct_does(value: int) -> None:
+    out = bytearray(b"before" + bytes(4) + b"behind")
+    put_int32(out, 6, value)
+    assert out == b"before" + struct.pack(">i", value) + b"behind"
+    assert int32_at(bytes(out), 6) == value
 
 
 @pytest.mark.parametrize(

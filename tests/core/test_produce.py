@@ -57,6 +57,23 @@ def encode(version: int, *topics: ProduceTopic, **changes: Any) -> list[Buffer]:
     return encode_produce(version, 7, "me", topics=topics, **arguments | changes)
 
 
+def test_what_is_kept_of_one_producers_requests_is_not_in_anothers() -> None:
+    """More of them than are kept, by turns."""
+    part = topic(ProducePartition(0, [batch()]))
+    requests: dict[int, bytes] = {}
+    for number in (*range(100), *range(100)):
+        client = f"client {number}"
+        buffers = encode_produce(
+            9, number, client, -1, 1000 + number, f"id {number}", topics=[part]
+        )
+        whole = b"".join(map(bytes, buffers))
+        assert whole[8:12] == struct.pack(">i", number)
+        assert client.encode() in whole
+        assert f"id {number}".encode() in whole
+        assert requests.setdefault(number, whole) == whole
+    assert len(set(requests.values())) == 100
+
+
 # -- kio, the second opinion ---------------------------------------------------------------
 
 

@@ -272,7 +272,7 @@ class Client:
         connection = self.connection
         correlation_id = connection.next_correlation_id()
 
-        def on_done(body: memoryview | None, error: BaseException | None) -> None:
+        def on_done(body: bytes | None, error: BaseException | None) -> None:
             what = bytes(body).decode() if body is not None else type(error).__name__
             self.events.append(f"{name}: {what}")
             if then is not None:

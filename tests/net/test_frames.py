@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -20,8 +21,9 @@ def test_frame_has_its_size_before_it() -> None:
     assert frame(b"abc") == b"\x00\x00\x00\x03abc"
 
 
-def test_several_frames_in_one_chunk() -> None:
-    assert feed(FrameReader(), STREAM) == PAYLOADS
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_several_frames_in_one_chunk(kind: Callable[[bytes], bytes]) -> None:
+    assert feed(FrameReader(), kind(STREAM)) == PAYLOADS
 
 
 def test_byte_by_byte() -> None:

@@ -1432,7 +1432,7 @@ async def test_an_answer_that_cannot_be_read_ends_its_connection(
     decode = wire.decode_produce
     cut: list[int] = []
 
-    def cut_once(version: int, body: memoryview) -> Any:
+    def cut_once(version: int, body: bytes) -> Any:
         if not cut:
             cut.append(len(body) - 1)
             body = body[:-1]
