@@ -29,6 +29,7 @@ __all__ = [
     "longest_wait",
     "peak_rss_mib",
     "percentile",
+    "stalls",
     "values_of",
     "warm_up",
 ]
@@ -116,7 +117,7 @@ class Meter:
 
 
 @asynccontextmanager
-async def _stalls(result: Result, wanted: bool) -> AsyncIterator[None]:
+async def stalls(result: Result, *, wanted: bool) -> AsyncIterator[None]:
     """Adds to the result for how long the loop was not there for a task that was due.
 
     It is late because its thread computes, or because the operating system gives the core
@@ -308,7 +309,7 @@ async def flood(peer: Peer, job: Job) -> Result:
     """One task or thread enqueues all, then flushes."""
     case = job.case
     result: Result = {}
-    async with _stalls(result, case.ticker and not peer.blocking):
+    async with stalls(result, wanted=case.ticker and not peer.blocking):
         meter = Meter()
         await _fill(peer, job, case.records)
         result.update(meter.result(case.records))
@@ -399,7 +400,7 @@ async def rate(peer: Peer, job: Job) -> Result:
         else:
             await asyncio.sleep(max(0.0, seconds))
 
-    async with _stalls(result, case.ticker and not peer.blocking):
+    async with stalls(result, wanted=case.ticker and not peer.blocking):
         meter = Meter()
         sent, began = 0, meter.began
         while sent < case.records:
@@ -441,7 +442,7 @@ async def exhaust(peer: Peer, job: Job) -> Result:
         counts.append(count)
         longest.append(most)
 
-    async with _stalls(result, case.ticker):
+    async with stalls(result, wanted=case.ticker):
         meter = Meter()
         end = meter.began + case.seconds
         await asyncio.gather(*(greedy() for _ in range(case.tasks)))

@@ -274,9 +274,10 @@ WORKLOADS: dict[str, Workload] = {
             guards="the loop stays free while batches are compressed",
             cases=_codecs(),
             peers=_FLAT_OUT,
-            remark="Stalls are those of a loop on which one task enqueues without a pause. Who has "
-            "no option for the level is left out there. A batch of a given size is the largest of "
-            "each peer; without, each one's default.",
+            remark="Stalls are those of a loop on which one task enqueues without a pause. floor: "
+            "what a loop has that does nothing, with turns of 0.5 ms, while the other cores are "
+            "busy. Who has no option for the level is left out there. A batch of a given size is "
+            "the largest of each peer; without, each one's default.",
         ),
         Workload(
             id="W7",

@@ -129,14 +129,17 @@ def _documents(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]
     """What was measured, now or before, and whether something failed."""
     if options.results:
         return [json.loads(path.read_text(encoding="utf-8")) for path in options.results], False
-    from asyncproducer.bench import running
+    from asyncproducer.bench import floor, running
 
     plan = _plan(options)
     planned = running.measurements(plan)
     if not planned:
         raise ValueError("none of these peers can do any of these cases: there is nothing to do")
     results: list[Result] = []
-    document = {"command": _command(), "facts": running.facts(plan), "results": results}
+    facts = running.facts(plan)
+    if any(measurement.case.ticker for measurement in planned):
+        facts |= floor.measured()
+    document = {"command": _command(), "facts": facts, "results": results}
     with _terminal() as (console, progress):
         task = progress.add_task("measuring", total=len(planned))
         for result in running.run(plan):
