@@ -26,7 +26,6 @@ cdef int _TAG
 cdef int _API_KEY
 cdef Py_ssize_t _SIZE_BYTES
 cdef Py_ssize_t _CORRELATION_ID_AT
-cdef dict _heads
 cdef long long _MAX_INT32
 
 
@@ -47,6 +46,7 @@ cpdef list encode_produce(
     long long timeout_ms,
     object transactional_id,
     object topics,
+    dict heads=*,
 )
 cdef bytes _head(
     int version, object client_id, int acks, long long timeout_ms, object transactional_id

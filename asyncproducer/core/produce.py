@@ -60,10 +60,6 @@ _SIZE_BYTES = 4
 _CORRELATION_ID_AT = 8
 _INT32 = Struct(">i")
 
-#: What is the same in all requests of a producer is kept, of so many producers and versions.
-_heads: dict[tuple[int, str | None, int, int, str | None], bytes] = {}
-_MOST_HEADS = 64
-
 # The places in a batch's header that tell whether it is one whole batch of magic 2.
 _HEADER_BYTES = 61
 _BATCH_LENGTH_AT = 8
@@ -151,8 +147,12 @@ def encode_produce(
     timeout_ms: int,
     transactional_id: str | None,
     topics: Sequence[ProduceTopic],
+    heads: dict[int, bytes] | None = None,
 ) -> list[Buffer]:
     """The whole frame, its size included. Record buffers are passed on, not copied.
+
+    `heads` belongs to a sender of whom all but correlation id, version and topics is always the
+    same: what comes before the topics is kept there, by version.
 
     Raises UnsupportedVersionError for a version that we do not write, and for zstd
     before version 7; ValueError for records that are not exactly one batch of magic 2,
@@ -161,12 +161,11 @@ def encode_produce(
     _check_version(version)
     flexible = version >= _FLEXIBLE
     buffers: list[Buffer] = []
-    sender = (version, client_id, acks, timeout_ms, transactional_id)
-    head = _heads.get(sender)
+    head = None if heads is None else heads.get(version)
     if head is None:
-        if len(_heads) >= _MOST_HEADS:
-            _heads.clear()
-        head = _heads[sender] = _head(version, client_id, acks, timeout_ms, transactional_id)
+        head = _head(version, client_id, acks, timeout_ms, transactional_id)
+        if heads is not None:
+            heads[version] = head
     out = first = bytearray(head)
     put_int32(out, _CORRELATION_ID_AT, correlation_id)
     total = 0

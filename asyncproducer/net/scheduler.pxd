@@ -25,6 +25,7 @@ cdef class Scheduler:
     cdef public object _transactions
     cdef public object produce_cap
     cdef public object _client_id
+    cdef dict _heads
     cdef public int _acks
     cdef public object _retries
     cdef public Py_ssize_t _max_request_size

@@ -102,6 +102,8 @@ class Scheduler:
         #: The newest version of Produce that may be used, None for any.
         self.produce_cap: int | None = None
         self._client_id = client_id
+        #: What all requests of a version begin with, see `encode_produce`.
+        self._heads: dict[int, bytes] = {}
         self._acks = config.acks
         self._retries = config.retries
         self._max_request_size = config.max_request_size
@@ -325,6 +327,7 @@ class Scheduler:
                 timeout_ms=self._timeout_ms,
                 transactional_id=None if transactions is None else transactions.transactional_id,
                 topics=list(topics.values()),
+                heads=self._heads,
             )
         except UnsupportedVersionError as error:
             self._refused(batches, error, now)

@@ -57,21 +57,17 @@ def encode(version: int, *topics: ProduceTopic, **changes: Any) -> list[Buffer]:
     return encode_produce(version, 7, "me", topics=topics, **arguments | changes)
 
 
-def test_what_is_kept_of_one_producers_requests_is_not_in_anothers() -> None:
-    """More of them than are kept, by turns."""
+def test_what_is_kept_of_a_senders_requests_changes_none() -> None:
     part = topic(ProducePartition(0, [batch()]))
-    requests: dict[int, bytes] = {}
-    for number in (*range(100), *range(100)):
-        client = f"client {number}"
-        buffers = encode_produce(
-            9, number, client, -1, 1000 + number, f"id {number}", topics=[part]
+    heads: dict[int, bytes] = {}
+    for number, version in enumerate((9, 13, 9, 3, 13, 3)):
+        kept, fresh = (
+            encode_produce(version, number, "me", -1, 1000, "id", [part], heads=kept)
+            for kept in (heads, None)
         )
-        whole = b"".join(map(bytes, buffers))
-        assert whole[8:12] == struct.pack(">i", number)
-        assert client.encode() in whole
-        assert f"id {number}".encode() in whole
-        assert requests.setdefault(number, whole) == whole
-    assert len(set(requests.values())) == 100
+        assert list(map(bytes, kept)) == list(map(bytes, fresh))
+        assert kept[0][8:12] == struct.pack(">i", number)
+    assert sorted(heads) == [3, 9, 13]
 
 
 # -- kio, the second opinion ---------------------------------------------------------------
