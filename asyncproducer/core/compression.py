@@ -366,7 +366,11 @@ class _Zstd(Codec):
             compressor = zstandard.ZstdCompressor(level=level, write_content_size=False)
         compressed = compressor.compress(data)
         idle.append(compressor)
-        return compressed
+        if idle is self._idle:
+            return compressed
+        # A copy: it was made in room for what cannot be compressed at all, and as long as it is
+        # there, what is left over behind it is too little for the next.
+        return bytes(memoryview(compressed))
 
     def decompress(self, data: Buffer, max_size: int = DEFAULT_MAX_SIZE) -> bytes:
         view = memoryview(data)
