@@ -8,7 +8,6 @@ from asyncproducer.core.batch cimport (
     ProducerBatch,
     append_bytes,
     batch_upper_bound,
-    new_batch,
     octets_at,
     put_record,
     size_of,

@@ -29,7 +29,6 @@ from asyncproducer.core.batch import (
     RECORD_OVERHEAD,
     ProducerBatch,
     batch_upper_bound,
-    new_batch,
 )
 from asyncproducer.core.compression import Codec, RatioEstimator
 from asyncproducer.core.delivery import PENDING, Delivery, Failure
@@ -685,7 +684,8 @@ class Accumulator:
     def _new_batch(self, queue: PartitionQueue, size: int, now: float) -> ProducerBatch:
         codec = self._codec
         topic = queue.topic
-        batch = new_batch(
+        batch = ProducerBatch.__new__(ProducerBatch)
+        batch.begin(
             topic.name,
             queue.partition,
             # 1 promises one record in each batch: what the bound has left over is no room.

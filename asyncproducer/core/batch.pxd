@@ -273,7 +273,7 @@ cdef class ProducerBatch(Outcome):
     cdef Py_ssize_t quick_end
     cdef char *_first
 
-    cdef bint _begin(
+    cdef bint begin(
         self,
         str topic,
         Py_ssize_t partition,
@@ -381,20 +381,6 @@ cdef class ProducerBatch(Outcome):
     cpdef tuple buffers(self)
     cpdef object release(self)
     cpdef bint needs_compression(self)
-
-
-@cython.locals(batch=ProducerBatch)
-cpdef ProducerBatch new_batch(
-    str topic,
-    Py_ssize_t partition,
-    Py_ssize_t write_limit,
-    double created_at,
-    object codec,
-    double ratio,
-    Py_ssize_t memory,
-    object loop,
-    SpareBuffers spares,
-)
 
 
 # `ProducerBatch.append_fields` of what is bytes, or None.

@@ -70,7 +70,6 @@ __all__ = [
     "Values",
     "batch_upper_bound",
     "encode_headers",
-    "new_batch",
     "plain_headers",
     "read_records",
 ]
@@ -365,9 +364,9 @@ class ProducerBatch(Outcome):
         loop: Any = None,
         spares: SpareBuffers | None = None,
     ) -> None:
-        self._begin(topic, partition, write_limit, created_at, codec, ratio, memory, loop, spares)
+        self.begin(topic, partition, write_limit, created_at, codec, ratio, memory, loop, spares)
 
-    def _begin(
+    def begin(
         self,
         topic: str,
         partition: int,
@@ -379,6 +378,7 @@ class ProducerBatch(Outcome):
         loop: Any,
         spares: SpareBuffers | None,
     ) -> None:
+        """What `__init__` does. Compiled, it is no call of Python's."""
         self._begin_at(topic, partition, loop)
         self.write_limit = write_limit
         #: Bytes that the records may take before compression: what memory is held for. Parts of
@@ -980,23 +980,6 @@ class ProducerBatch(Outcome):
             f"<ProducerBatch {self.topic}-{self.partition} {self.count} records "
             f"{self.estimated_size()} bytes attempts={self.attempts} seq={self.base_sequence}>"
         )
-
-
-def new_batch(
-    topic: str,
-    partition: int,
-    write_limit: int,
-    created_at: float,
-    codec: Codec | None,
-    ratio: float,
-    memory: int,
-    loop: Any,
-    spares: SpareBuffers | None,
-) -> ProducerBatch:
-    """`ProducerBatch(...)`, without a call of Python's where it is compiled."""
-    batch = ProducerBatch.__new__(ProducerBatch)
-    batch._begin(topic, partition, write_limit, created_at, codec, ratio, memory, loop, spares)
-    return batch
 
 
 class RawRecord(NamedTuple):
