@@ -59,6 +59,7 @@ _API_KEY = 0
 _SIZE_BYTES = 4
 _CORRELATION_ID_AT = 8
 _INT32 = Struct(">i")
+_KEPT_HEADS = 8
 
 # The places in a batch's header that tell whether it is one whole batch of magic 2.
 _HEADER_BYTES = 61
@@ -147,12 +148,13 @@ def encode_produce(
     timeout_ms: int,
     transactional_id: str | None,
     topics: Sequence[ProduceTopic],
-    heads: dict[int, bytes] | None = None,
+    heads: dict[tuple[int, str | None, int, int, str | None], bytes] | None = None,
 ) -> list[Buffer]:
     """The whole frame, its size included. Record buffers are passed on, not copied.
 
-    `heads` belongs to a sender of whom all but correlation id, version and topics is always the
-    same: what comes before the topics is kept there, by version.
+    `heads` belongs to the sender: what comes before the topics is kept there, by all that it is
+    made of. It has an entry or two in most senders, and never more than `_KEPT_HEADS`, also where
+    the transactional id changes all the time.
 
     Raises UnsupportedVersionError for a version that we do not write, and for zstd
     before version 7; ValueError for records that are not exactly one batch of magic 2,
@@ -161,11 +163,14 @@ def encode_produce(
     _check_version(version)
     flexible = version >= _FLEXIBLE
     buffers: list[Buffer] = []
-    head = None if heads is None else heads.get(version)
+    made_of = (version, client_id, acks, timeout_ms, transactional_id)
+    head = None if heads is None else heads.get(made_of)
     if head is None:
         head = _head(version, client_id, acks, timeout_ms, transactional_id)
         if heads is not None:
-            heads[version] = head
+            if len(heads) >= _KEPT_HEADS:
+                heads.clear()
+            heads[made_of] = head
     out = first = bytearray(head)
     put_int32(out, _CORRELATION_ID_AT, correlation_id)
     total = 0

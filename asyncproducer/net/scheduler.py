@@ -102,8 +102,8 @@ class Scheduler:
         #: The newest version of Produce that may be used, None for any.
         self.produce_cap: int | None = None
         self._client_id = client_id
-        #: What all requests of a version begin with, see `encode_produce`.
-        self._heads: dict[int, bytes] = {}
+        #: What requests begin with, see `encode_produce`.
+        self._heads: dict[tuple[int, str | None, int, int, str | None], bytes] = {}
         self._acks = config.acks
         self._retries = config.retries
         self._max_request_size = config.max_request_size

@@ -8,6 +8,7 @@ import tracemalloc
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -58,16 +59,26 @@ def encode(version: int, *topics: ProduceTopic, **changes: Any) -> list[Buffer]:
 
 
 def test_what_is_kept_of_a_senders_requests_changes_none() -> None:
+    """A sender's transactional id changes where it takes over other ids; the rest may well."""
     part = topic(ProducePartition(0, [batch()]))
-    heads: dict[int, bytes] = {}
-    for number, version in enumerate((9, 13, 9, 3, 13, 3)):
+    heads: dict[tuple[int, str | None, int, int, str | None], bytes] = {}
+    senders = [
+        (client_id, acks, timeout_ms, name)
+        for client_id in ("me", None)
+        for acks in (-1, 1)
+        for timeout_ms in (1000, 2000)
+        for name in ("id", "other", None)
+    ]
+    twice = [sender for sender in senders for _ in range(2)]
+    sizes = set()
+    for number, (version, sender) in enumerate(product((9, 13, 9, 3, 13, 3), twice)):
         kept, fresh = (
-            encode_produce(version, number, "me", -1, 1000, "id", [part], heads=kept)
-            for kept in (heads, None)
+            encode_produce(version, number, *sender, [part], heads=kept) for kept in (heads, None)
         )
         assert list(map(bytes, kept)) == list(map(bytes, fresh))
         assert kept[0][8:12] == struct.pack(">i", number)
-    assert sorted(heads) == [3, 9, 13]
+        sizes.add(len(heads))
+    assert sizes == set(range(1, 9)), "ids that change all the time are not kept for ever"
 
 
 # -- kio, the second opinion ---------------------------------------------------------------
