@@ -45,7 +45,7 @@ class Metric(NamedTuple):
 METRICS: Mapping[str, Metric] = {
     "records_per_s": Metric("records/s", "{:,.0f}", True),
     "cpu_us_per_record": Metric("CPU µs/record", "{:,.2f}"),
-    "broker_cpu_us_per_record": Metric("broker CPU µs/record", "{:,.2f}", None),
+    "broker_cpu_us_per_record": Metric("broker CPU µs/record", "{:,.2f}"),
     "p50_ms": Metric("p50 ms", "{:,.2f}"),
     "p99_ms": Metric("p99 ms", "{:,.2f}"),
     "p999_ms": Metric("p99.9 ms", "{:,.2f}"),
