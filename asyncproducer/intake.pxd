@@ -25,6 +25,7 @@ cdef Py_ssize_t _BYTES_PER_LOOK
 cdef Py_ssize_t _BYTES_PER_RECORD
 cdef Py_ssize_t _BYTES_PER_ROW
 cdef Py_ssize_t _ROWS_AT_ONCE
+cdef Py_ssize_t _MOST_IN_VAIN
 cdef bytes NO_HEADERS
 
 cdef extern from *:
@@ -408,6 +409,8 @@ cdef class Intake:
         row=Py_ssize_t,
         place=Py_ssize_t,
         size=Py_ssize_t,
+        end=Py_ssize_t,
+        vain=Py_ssize_t,
     )
     cpdef Py_ssize_t enter_rows(self, Rows rows, Py_ssize_t first) except -1
     @cython.locals(accumulator=Accumulator, delivery=Delivery)

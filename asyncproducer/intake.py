@@ -121,6 +121,8 @@ _BYTES_PER_RECORD = 400
 _BYTES_PER_ROW = 60
 #: How many rows go in at most before the budget of the turn is looked at.
 _ROWS_AT_ONCE = 500
+#: How often in a row none may go in with the one before it, until that is not tried any more.
+_MOST_IN_VAIN = 3
 
 #: What concerns one record only, and is known before it is buffered.
 REFUSALS = (RecordError, MetadataNotReady, BufferFull, AuthorizationError)
@@ -860,7 +862,7 @@ class Intake:
         accumulator = self.accumulator
         topic: Any = None
         state: TopicState | None = None
-        place = 0
+        place = vain = 0
         try:
             # Nobody overtakes those who wait for memory.
             while row < rows.count and not self._pool_line and rows.read(row):
@@ -888,12 +890,19 @@ class Intake:
                 row += 1
                 self._taken += (rows.size + _BYTES_PER_ROW) >> 1
                 batch = state.sticky
-                if batch is not None and place < 0:
-                    first = row
+                first = row
+                end = min(rows.count, row + _ROWS_AT_ONCE)
+                if place >= 0:
+                    # Each row that it leaves is read once more.
+                    if vain < _MOST_IN_VAIN and rows.headers_size == 1:
+                        row = accumulator.append_spread(
+                            state, rows, row, end, self._certain_size, self._hash_keys
+                        )
+                        vain = 0 if row > first else vain + 1
+                        self._taken += (rows.written + (row - first) * _BYTES_PER_ROW) >> 1
+                elif batch is not None:
                     size = batch.size
-                    row = accumulator.append_run(
-                        state, rows, row, min(rows.count, row + _ROWS_AT_ONCE), self._certain_size
-                    )
+                    row = accumulator.append_run(state, rows, row, end, self._certain_size)
                     self._taken += (batch.size - size + (row - first) * _BYTES_PER_ROW) >> 1
                 if self._taken > self._look_at and self._look():
                     break

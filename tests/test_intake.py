@@ -8,6 +8,7 @@ import inspect
 import struct
 import time
 import traceback
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
@@ -1318,6 +1319,32 @@ async def test_a_task_asks_as_much_of_the_loop_among_thousands_as_among_a_hundre
     assert 2 <= many["call_soon"] <= few["call_soon"]
     assert many["call_soon"] < 2.1
     assert many["call_at"] <= few["call_at"] < 0.5
+
+
+async def test_a_task_that_waits_takes_as_much_memory_among_thousands_as_among_a_thousand(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t4")
+        await producer.send("t4", b"")
+        each = []
+        for count in (1000, 5000):
+            for node in cluster.node_ids:
+                cluster.pause(node)
+            gc.collect()
+            tracemalloc.start()
+            try:
+                tasks = [asyncio.ensure_future(producer.send("t4", b"")) for _ in range(count)]
+                await turns(3)
+                assert not any(task.done() for task in tasks)
+                each.append(tracemalloc.get_traced_memory()[0] / count)
+            finally:
+                tracemalloc.stop()
+            for node in cluster.node_ids:
+                cluster.resume(node)
+            await asyncio.gather(*tasks)
+    assert each[1] < 1.2 * each[0]
+    assert each[1] < 1500
 
 
 async def test_a_lone_send_asks_little_of_the_loop(

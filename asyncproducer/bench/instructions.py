@@ -55,6 +55,7 @@ _LOOPS: Sequence[Mapping[str, int]] = (
     {"send": 50},
     {"send_many": 1000},
     {"send_table": 1000},
+    {"send_table_keys": 3000},
 )
 _FACTOR = 3
 

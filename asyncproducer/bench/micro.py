@@ -33,6 +33,7 @@ _VALUE = b"v" * 100
 _TIMESTAMP = 1_800_000_000_000
 _VERSION = 9
 _PARTITIONS = 6
+_MOST_ROWS = 10_000
 
 
 def _new_batch(size: int) -> ProducerBatch:
@@ -146,15 +147,29 @@ def send_table(loops: int) -> None:
 
     Ends the process: it must be the last operation.
     """
+    _table(loops)
+
+
+def send_table_keys(loops: int) -> None:
+    """The same with a key of 10 bytes, by which it finds its partition of six.
+
+    Ends the process: it must be the last operation.
+    """
+    _table(loops, key="key")
+
+
+def _table(loops: int, key: str | None = None) -> None:
     import pyarrow as pa
 
     async def records(producer: Producer) -> None:
         # To make one must not cost more for more rows.
-        table = pa.table({"value": pa.array([_VALUE] * 10_000, pa.binary())}).slice(0, loops)
-        sending = asyncio.create_task(producer.send_table("topic", table, value="value"))
+        keys = pa.array([b"key-%06d" % n for n in range(_MOST_ROWS)], pa.binary())
+        values = pa.array([_VALUE] * _MOST_ROWS, pa.binary())
+        table = pa.table({"value": values, "key": keys}).slice(0, loops)
+        sending = asyncio.create_task(producer.send_table("topic", table, value="value", key=key))
         await asyncio.wait([sending], timeout=1.0)
 
-    _measured(records)
+    _measured(records, _PARTITIONS)
 
 
 def send(loops: int) -> None:
@@ -204,7 +219,9 @@ def _answer_alike(transport: Any, answer: bytes) -> None:
     transport.writelines = lambda pieces: write(pieces[0])
 
 
-def _measured(records: Callable[[Producer], Coroutine[Any, Any, None]]) -> None:
+def _measured(
+    records: Callable[[Producer], Coroutine[Any, Any, None]], partitions: int = 1
+) -> None:
     """Let records into a producer that sends nothing meanwhile, and end the process."""
     from asyncproducer.producer import Producer
     from asyncproducer.testing import EmbeddedCluster, MemoryNetwork, clock
@@ -212,7 +229,7 @@ def _measured(records: Callable[[Producer], Coroutine[Any, Any, None]]) -> None:
     async def scenario() -> None:
         network = MemoryNetwork(latency=0.001)
         async with (
-            EmbeddedCluster(topics={"topic": 1}, network=network) as cluster,
+            EmbeddedCluster(topics={"topic": partitions}, network=network) as cluster,
             Producer(
                 cluster.bootstrap_servers,
                 connector=cluster.connector,
@@ -240,6 +257,7 @@ OPERATIONS: dict[str, Callable[[int], None]] = {
     "send": send,
     "send_many": send_many,
     "send_table": send_table,
+    "send_table_keys": send_table_keys,
 }
 
 

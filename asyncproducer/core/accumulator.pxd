@@ -12,9 +12,9 @@ from asyncproducer.core.batch cimport (
     put_record,
     size_of,
 )
-from asyncproducer.core.bulk cimport Rows
+from asyncproducer.core.bulk cimport Rows, place_row
 from asyncproducer.core.delivery cimport Delivery
-from asyncproducer.core.partitioner cimport BuiltInPartitioner
+from asyncproducer.core.partitioner cimport BuiltInPartitioner, hash_octets
 from asyncproducer.core.sequences cimport PartitionSequences, Sequences
 from asyncproducer.core.spares cimport SpareBuffers
 
@@ -138,6 +138,16 @@ cdef class Accumulator:
         self, TopicState topic, Rows rows, Py_ssize_t row, Py_ssize_t end, Py_ssize_t most
     ) except -1
 
+    @cython.locals(partition_count=Py_ssize_t, place=Py_ssize_t)
+    cpdef Py_ssize_t append_spread(
+        self,
+        TopicState topic,
+        Rows rows,
+        Py_ssize_t row,
+        Py_ssize_t end,
+        Py_ssize_t most,
+        bint hashes,
+    ) except -1
     @cython.locals(size=Py_ssize_t)
     cdef bint _count(self, TopicState topic, ProducerBatch batch, Py_ssize_t before) except -1
     @cython.locals(size=cython.longlong, partitioner=BuiltInPartitioner)
@@ -291,6 +301,24 @@ cdef inline Delivery append_quickly(
     ):
         return None
     return _add(accumulator, topic, <ProducerBatch>batch, partition < 0, timestamp, key, value)
+
+
+# The present row, which has no headers, where that takes no more than writing. False: it does.
+cdef inline bint put_row(
+    TopicState topic, Py_ssize_t partition, Rows rows, Py_ssize_t row
+) except -1:
+    cdef PyObject *batch = _open_of(topic, partition)
+    cdef Py_ssize_t index
+    if (
+        batch is <PyObject *>None
+        or (<ProducerBatch>batch).size + rows.size + _MOST_ADDED >= (<ProducerBatch>batch).quick_end
+    ):
+        return False
+    index = (<ProducerBatch>batch).count
+    put_record(
+        <ProducerBatch>batch, rows.timestamp, rows.key_size, rows.key, rows.value_size, rows.value
+    )
+    return place_row(rows, row, <ProducerBatch>batch, index)
 
 
 cdef inline PyObject *_open_of(TopicState topic, Py_ssize_t partition) noexcept:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     COMPILED: bool
     append_bytes: Any
     delivery_of: Any
+    hash_octets: Any
+    put_row: Any
     size_of: Any
 
 __all__ = ["Accumulator", "Fence", "Memory", "PartitionQueue", "TopicState"]
@@ -492,6 +494,35 @@ class Accumulator:
             row += 1
         if batch.size > before:
             self._count(topic, batch, before)
+        return row
+
+    def append_spread(
+        self, topic: TopicState, rows: Rows, row: int, end: int, most: int, hashes: bool
+    ) -> int:
+        """`append_row` of the rows from `row` on that have a partition, or a key where keys are
+        hashed (`hashes`), no headers, and no more than `most` bytes, as long as that takes no more
+        than writing. None where records are compressed, nor in plain Python: it would save nothing.
+
+        Returns the first row that is not in, or `end`. `rows.written` are the bytes of the others.
+        """
+        rows.written = 0
+        if COMPILED and self._codec is None:  # pragma: no cover - coverage sees no C
+            partition_count = topic.partition_count
+            name = rows.topic
+            while row < end and rows.read(row):
+                if rows.topic is not name or rows.size > most or rows.headers_size != 1:
+                    break
+                place = rows.partition
+                if place < 0:
+                    if rows.key_size < 0 or not hashes:
+                        break
+                    place = (hash_octets(rows.key, rows.key_size) & 0x7FFFFFFF) % partition_count
+                elif place >= partition_count:
+                    break
+                if not put_row(topic, place, rows, row):
+                    break
+                rows.written += rows.size
+                row += 1
         return row
 
     def _count(self, topic: TopicState, batch: ProducerBatch, before: int) -> None:

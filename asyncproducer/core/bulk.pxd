@@ -28,6 +28,15 @@ cdef inline const unsigned char *address(const unsigned char[::1] data) noexcept
     return &data[0] if data.shape[0] else NULL
 
 
+# Where the item with this index is; there may be none.
+cdef inline const int *ints(const int[::1] data, Py_ssize_t first) noexcept:
+    return &data[0] + first if 0 <= first < data.shape[0] else NULL
+
+
+cdef inline const long long *wide_ints(const long long[::1] data, Py_ssize_t first) noexcept:
+    return &data[0] + first if 0 <= first < data.shape[0] else NULL
+
+
 cdef inline bint is_ascii(const unsigned char *data, Py_ssize_t size) noexcept:
     cdef Py_ssize_t index
     for index in range(size):
@@ -54,6 +63,7 @@ cdef class Rows:
     cdef public long long now
     cdef public bint abound
     cdef public bint stay
+    cdef public Py_ssize_t written
     cdef public object topic
     cdef public Py_ssize_t partition
     cdef public long long timestamp
@@ -122,6 +132,8 @@ cdef class Rows:
         firsts="long long[::1]",
         lasts="long long[::1]",
         counts="long long[::1]",
+        runs="long long[::1]",
+        run_end=Py_ssize_t,
         at=Py_ssize_t,
         slot=Py_ssize_t,
         index=Py_ssize_t,
@@ -138,6 +150,26 @@ cdef class Rows:
 
 cdef Outcome _pending(Outcome outcome)
 cdef bint _acknowledged(Outcome outcome)
+
+
+# `Rows.place` of a row that came alone, as nearly all do where rows have keys.
+cdef inline bint place_row(Rows rows, Py_ssize_t row, Outcome outcome, Py_ssize_t index) except -1:
+    cdef Py_ssize_t at = rows._run_end
+    cdef long long *run
+    if outcome.taker != rows.serial or at + _RUN > rows._runs.shape[0] or at == 0:
+        rows.place(row, outcome, index)
+        return True
+    run = &rows._runs[0] + at
+    if run[-3] == outcome.slot:
+        rows.place(row, outcome, index)
+        return True
+    run[0] = row
+    run[1] = outcome.slot
+    run[2] = index
+    run[3] = rows.timestamp
+    rows._run_end = at + _RUN
+    return True
+
 
 cdef class Objects(Rows):
     cdef list _items
@@ -181,17 +213,24 @@ cdef class Column(Values):
     cdef bint _wide
     cdef const int[::1] _offsets
     cdef const long long[::1] _wide_offsets
+    # Where the offset of row 0 is, and how many rows have both of theirs.
+    cdef const int *_narrow_at
+    cdef const long long *_wide_at
+    cdef Py_ssize_t _rows
     cdef Validity _validity
     cdef Py_ssize_t _end
     cdef const unsigned char[::1] _data
     cdef Py_ssize_t start
     cdef const unsigned char *base
 
-    @cython.locals(place=Py_ssize_t, start=cython.longlong, end=cython.longlong)
     cdef Py_ssize_t locate(self, Py_ssize_t row) except -3
     cpdef bytes present(self, Py_ssize_t size)
     @cython.locals(size=Py_ssize_t)
     cpdef object get(self, Py_ssize_t row)
+
+
+@cython.locals(place=Py_ssize_t, start=cython.longlong, end=cython.longlong)
+cdef inline Py_ssize_t _locate(Column column, Py_ssize_t row) except -3
 
 
 @cython.locals(hashes="long long[::1]", row=Py_ssize_t, size=Py_ssize_t)

@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     address: Any
     copied: Any
     hash_at: Any
+    ints: Any
     is_ascii: Any
     octets: Any
     part: Any
     put_field: Any
     put_varint: Any
+    wide_ints: Any
 
 __all__ = [
     "Column",
@@ -106,6 +108,8 @@ class Rows:
         self.abound = False
         #: Whether the last of them that went in did so in a topic that `stays`.
         self.stay = False
+        #: Their bytes, of those that the last call of `Accumulator.append_spread` put in.
+        self.written = 0
         self.topic = topic
         # What the three point at, where that is objects.
         self._key = b""
@@ -329,26 +333,29 @@ class Rows:
         firsts = array("q", (0,)) * places
         lasts = array("q", (0,)) * places
         counts = array("q", (0,)) * places
+        runs = self._runs
+        run_end = self._run_end
         at = 0
-        while at < self._run_end:
-            slot: int = self._runs[at + 1]
+        while at < run_end:
+            first = runs[at]
+            slot: int = runs[at + 1]
+            index = runs[at + 2]
+            at += _RUN
             if slot >= 0:
-                index = self._runs[at + 2]
-                rows = self._run_rows(at)
+                rows = (runs[at] if at < run_end else self.count) - first
                 if counts[slot] == 0:
                     firsts[slot] = index
                 # A batch takes them in their order.
                 lasts[slot] = index + rows - 1
                 counts[slot] += rows
-            at += _RUN
         tallies: list[Tally] = []
         for place, outcome in enumerate(self.outcomes):
             if outcome.state != SPLIT:
                 tallies.append((outcome, firsts[place], lasts[place], counts[place]))
                 continue
             for at in range(0, self._run_end, _RUN):
-                if self._runs[at + 1] == place:
-                    first: int = self._runs[at]
+                if runs[at + 1] == place:
+                    first = runs[at]
                     for row in range(first, first + self._run_rows(at)):
                         delivery = self._delivery(row)
                         part = delivery._resolve()
@@ -553,6 +560,8 @@ class Column(Values):
     ) -> None:
         self._first = first
         self._wide = offsets.format == "q"
+        #: How many rows have both offsets.
+        self._rows = len(offsets) - 1 - first
         if self._wide:
             self._wide_offsets: Any = offsets
         else:
@@ -564,28 +573,14 @@ class Column(Values):
         self.start = 0
         if COMPILED:  # pragma: no cover - coverage sees no C
             self.base = address(self._data)
+            if self._wide:
+                self._wide_at = wide_ints(self._wide_offsets, first)
+            else:
+                self._narrow_at = ints(self._offsets, first)
 
     def locate(self, row: int) -> int:
         """Make `row` the present one. Returns its size, -1 for null."""
-        if not self._validity.has(row):
-            return -1
-        place = self._first + row
-        if self._wide:
-            start = self._wide_offsets[place]
-            end = self._wide_offsets[place + 1]
-        else:
-            start = self._offsets[place]
-            end = self._offsets[place + 1]
-        if start < 0 or end < start or end > self._end:
-            raise SerializationError(
-                f"a damaged Arrow array: row {row} has the bytes from {start} to {end} of "
-                f"{self._end}; its validate(full=True) says more"
-            )
-        self.start = start
-        if COMPILED:  # pragma: no cover - coverage sees no C
-            self.at = self.base + start
-        size: int = end - start
-        return size
+        return _locate(self, row)
 
     def present(self, size: int) -> bytes:
         """The present row, of `size` bytes, as an object."""
@@ -601,6 +596,39 @@ class Column(Values):
         with suppress(SerializationError):  # who reads that row alone hears of it
             for row in range(first, end):
                 yield self.get(row)
+
+
+# A function, not a method, so that C has it in place.
+def _locate(column: Column, row: int) -> int:
+    if not column._validity.has(row):
+        return -1
+    if not 0 <= row < column._rows:
+        raise IndexError(f"row {row} of {column._rows}")
+    if COMPILED:  # pragma: no cover - coverage sees no C
+        if column._wide:
+            start = column._wide_at[row]
+            end = column._wide_at[row + 1]
+        else:
+            start = column._narrow_at[row]
+            end = column._narrow_at[row + 1]
+    else:
+        place = column._first + row
+        if column._wide:
+            start = column._wide_offsets[place]
+            end = column._wide_offsets[place + 1]
+        else:
+            start = column._offsets[place]
+            end = column._offsets[place + 1]
+    if start < 0 or end < start or end > column._end:
+        raise SerializationError(
+            f"a damaged Arrow array: row {row} has the bytes from {start} to {end} of "
+            f"{column._end}; its validate(full=True) says more"
+        )
+    column.start = start
+    if COMPILED:  # pragma: no cover - coverage sees no C
+        column.at = column.base + start
+    size: int = end - start
+    return size
 
 
 def murmur2_rows(column: Column, count: int) -> array[int]:
@@ -791,7 +819,7 @@ class Table(Rows):
         self.key_size = self.value_size = -1
         column = self._keys
         if column is not None:
-            size = column.locate(row)
+            size = _locate(column, row)
             if size >= 0:
                 self.key_size = size
                 self.size += size
@@ -801,7 +829,7 @@ class Table(Rows):
                     self.key = self._key = column.present(size)
         column = self._values
         if column is not None:
-            size = column.locate(row)
+            size = _locate(column, row)
             if size >= 0:
                 self.value_size = size
                 self.size += size

@@ -11,7 +11,7 @@ import pytest
 from asyncproducer.bench import instructions, micro
 
 #: They have a producer, and end the process.
-_LAST = ["enqueue", "enqueue_whole", "send", "send_many", "send_table"]
+_LAST = ["enqueue", "enqueue_whole", "send", "send_many", "send_table", "send_table_keys"]
 
 
 class Ended(BaseException):

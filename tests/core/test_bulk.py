@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncproducer._implementation import IMPLEMENTATION
 from asyncproducer.arrow import Columns, murmur2_of, open_table
 from asyncproducer.core.accumulator import Accumulator, TopicState
 from asyncproducer.core.backoff import ExponentialBackoff
@@ -102,8 +103,11 @@ def take(made: Accumulator, topic: TopicState, rows: Rows) -> int:
                 return row
             rows.placed(row, delivery)
         row += 1
+        end = min(rows.count, row + RUN)
         if place < 0:
-            row = made.append_run(topic, rows, row, min(rows.count, row + RUN), MOST)
+            row = made.append_run(topic, rows, row, end, MOST)
+        else:
+            row = made.append_spread(topic, rows, row, end, MOST, True)
     return rows.count
 
 
@@ -305,6 +309,43 @@ def test_a_run_takes_no_row_that_says_where_it_goes() -> None:
     assert made.append_run(topic, rows, 5, 6, MOST) == 6
     (batch,) = batches(topic)
     assert batch.count == 4
+
+
+@pytest.mark.parametrize(
+    ("stop", "most", "hashes"),
+    [
+        (Record("t", b"v"), MOST, True),  # it goes where others do
+        (Record("t", b"v", b"key"), MOST, False),
+        (Record("t", b"v", b"key", headers=[("h", b"")]), MOST, True),
+        (Record("t", bytes(60), b"key"), 50, True),
+        (Record("t", b"v", partition=PARTITIONS), MOST, True),
+        (Record("t", b"v", partition=0), MOST, True),  # there is no batch yet
+    ],
+    ids=["no place", "no hash", "headers", "large", "no such partition", "no batch"],
+)
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_rows_with_a_place_go_in_as_long_as_nothing_else_is_due(
+    stop: Record, most: int, hashes: bool, compression: str
+) -> None:
+    made, topic, _ = accumulator(batch_max_bytes=10_000, compression=compression)
+    place = partition_for_key(b"key", PARTITIONS)
+    assert place == 1
+    plain = Record("t", b"v", b"key") if hashes else Record("t", b"v", partition=place)
+    rows = Objects([plain, plain, plain, stop, plain], None)
+    assert made.append_spread(topic, rows, 0, 5, most, hashes) == 0  # there is no batch yet
+    assert rows.written == 0
+    assert made.append(topic, place, 0, None, b"a", NO_HEADERS, 0.0) is not None
+    # In plain Python, and where records are compressed, it saves nothing.
+    some, all_ = (2, 3) if IMPLEMENTATION == "compiled" and compression == "none" else (0, 0)
+    assert made.append_spread(topic, rows, 0, 2, most, hashes) == some
+    assert made.append_spread(topic, rows, some, 5, most, hashes) == all_
+    assert rows.written == (all_ - some) * (len(b"v") + len(plain.key or b"") + 1)
+    (batch,) = batches(topic)
+    assert batch.count == 1 + all_
+    batch.acknowledge(70, -1)
+    assert [place_of(rows, row) for row in range(all_)] == [
+        ("t", place, 71 + row) for row in range(all_)
+    ]
 
 
 @pytest.mark.parametrize("table", [False, True])
