@@ -64,8 +64,11 @@ _PAUSE_S = 0.005
 #: process, in which others would have to wait behind it.
 _AHEAD_BYTES = (8 * 1024 * 1024, 16 * 1024 * 1024)
 #: The same where one batch is filled after the other. (Where all are at once, each would leave
-#: before it is large.)
-_STAYING_BYTES = (5 * 1024 * 1024, 10 * 1024 * 1024)
+#: before it is large.) A broker works at one batch, and has the next one beside it; it is sent more
+#: while the news of that is on its way, of a fast network. Memory that is used again at once is
+#: still in the processor's cache.
+_STAYING_BYTES, _STAYING_BYTES_PER_S = 1_500_000, 1e9
+_MOST_STAYING_BYTES = 5 * 1024 * 1024
 #: Whether a broker has nothing to take any more is looked at so often, as many times as above.
 _LONGER_PAUSE_S = 0.01
 
@@ -176,7 +179,8 @@ class Sending:
         intake = producer._intake
         #: Which transaction it began in; 0 before the first.
         self._opening = 0 if intake is None else intake.openings
-        #: Whether `_STAYING_BYTES[0]` have once been in memory: large batches, one after the other.
+        #: Whether as much as `_staying` tells has once been in memory: large batches, one after the
+        #: other.
         self._abounds = False
         #: Whether `enqueue` is to see each of them.
         self._by_record = by_record
@@ -293,7 +297,7 @@ class Sending:
                 elif pauses < _PAUSES:
                     full = self._producer._pool
                     used = full.total - full.available
-                    if used >= _STAYING_BYTES[0]:
+                    if not rows.abound and used >= self._staying():
                         rows.abound = self._abounds = True
                     if rest := self._far_ahead(intake, rows, used, again=pauses > 0):
                         pauses += 1
@@ -320,10 +324,24 @@ class Sending:
         As long as more would do nothing for the brokers: no one is without something to take.
         `again`: it was so, and is until some of it has left.
         """
-        little, much = _STAYING_BYTES if rows.stay else _AHEAD_BYTES
+        if rows.stay:
+            little = self._staying()
+            much = 2 * little
+        else:
+            little, much = _AHEAD_BYTES
         if used < (little if again else much) or self._producer._pool.closed:
             return 0
         return 0 if self._producer._cluster.hungry(intake.accumulator.ready) else little
+
+    def _staying(self) -> int:
+        """Where one batch is filled after the other: so much, or twice that, keeps brokers busy."""
+        trips = self._producer._cluster.round_trips()
+        if not trips:
+            return _MOST_STAYING_BYTES
+        seconds = sum(trips)
+        return int(
+            min(_MOST_STAYING_BYTES, _STAYING_BYTES * len(trips) + _STAYING_BYTES_PER_S * seconds)
+        )
 
     async def _more_room(self, pool: BufferPool) -> None:
         """Memory was waited for, and comes back by the batch: wait for that of several.

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     COMPILED: bool
     append_bytes: Any
     delivery_of: Any
-    hash_octets: Any
     put_row: Any
     size_of: Any
 
@@ -516,7 +515,7 @@ class Accumulator:
                 if place < 0:
                     if rows.key_size < 0 or not hashes:
                         break
-                    place = (hash_octets(rows.key, rows.key_size) & 0x7FFFFFFF) % partition_count
+                    place = rows.key_partition(partition_count)
                 elif place >= partition_count:
                     break
                 if not put_row(topic, place, rows, row):

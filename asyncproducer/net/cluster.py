@@ -266,6 +266,14 @@ class Cluster:
         there is nothing for it."""
         return any(node_id not in fed and self.has_room(node_id) for node_id in self._links)
 
+    def round_trips(self) -> list[float]:
+        """Of each broker that is connected: the shortest time that an answer took, in seconds."""
+        return [
+            link.connection.round_trip
+            for link in self._links.values()
+            if link.connection is not None
+        ]
+
     def is_idle(self, node_id: int) -> bool:
         """Whether the broker's connection has nothing to do, and takes a request now."""
         link = self._links.get(node_id)

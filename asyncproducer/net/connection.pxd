@@ -24,6 +24,7 @@ cdef class Connection:
     cdef public object finalized_features
     cdef public object finalized_features_epoch
     cdef public double last_used
+    cdef public double round_trip
     cdef public object _config
     cdef public object _connector
     cdef public object _client_id

@@ -22,6 +22,7 @@ import random as random_module
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from asyncproducer.core import wire
@@ -136,6 +137,8 @@ class Connection:
         self._time = time_of(loop)
         #: When something was last sent or received, on the loop's clock.
         self.last_used = self._time()
+        #: The shortest time between a request and its answer, in seconds; inf before the first.
+        self.round_trip = inf
         self._config = config
         self._connector = connector
         self._client_id = client_id
@@ -424,8 +427,8 @@ class Connection:
             self._write(api_key, version, correlation_id, buffers, timeout, on_done)
             return
         self._hand_over(self._live_transport(), buffers)
-        deadline = self.last_used + timeout
-        self._unwritten.add(Pending(api_key, version, correlation_id, timeout, deadline, on_done))
+        since = self.last_used
+        self._unwritten.add(Pending(api_key, version, correlation_id, timeout, since, on_done))
 
     async def request(
         self, request: wire.Request[R], *, timeout: float | None = None, cap: int | None = None
@@ -648,6 +651,8 @@ class Connection:
         request, body = self._in_flight.take(received)
         self._answers += 1
         self.last_used = self._time()
+        if self.last_used - request.since < self.round_trip:
+            self.round_trip = self.last_used - request.since
         self._metrics.answered(self.last_used)
         self._guarded(request.on_done, body, None)
         if self._drained is not None and not self._in_flight and not self._drained.done():

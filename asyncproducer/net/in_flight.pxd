@@ -7,6 +7,7 @@ cdef class Pending:
     cdef readonly object version
     cdef readonly object correlation_id
     cdef readonly double timeout
+    cdef readonly double since
     cdef public double deadline
     cdef readonly object on_done
 
@@ -19,7 +20,7 @@ cdef class InFlight:
     cdef object _timer
     cdef double _timer_at
 
-    @cython.locals(deadline=double)
+    @cython.locals(pending=Pending)
     cpdef object add(
         self,
         object api_key,

@@ -20,7 +20,15 @@ OnDone = Callable[["bytes | None", "BaseException | None"], None]
 class Pending:
     """One request in flight. Without an `api_key` its answer is a bare SASL token."""
 
-    __slots__ = ("api_key", "correlation_id", "deadline", "on_done", "timeout", "version")
+    __slots__ = (
+        "api_key",
+        "correlation_id",
+        "deadline",
+        "on_done",
+        "since",
+        "timeout",
+        "version",
+    )
 
     def __init__(
         self,
@@ -28,14 +36,15 @@ class Pending:
         version: int,
         correlation_id: int,
         timeout: float,
-        deadline: float,
+        since: float,
         on_done: OnDone,
     ) -> None:
         self.api_key = api_key
         self.version = version
         self.correlation_id = correlation_id
         self.timeout = timeout
-        self.deadline = deadline
+        self.since = since
+        self.deadline = since + timeout
         self.on_done = on_done
 
     def __str__(self) -> str:
@@ -69,9 +78,9 @@ class InFlight:
         on_done: OnDone,
     ) -> None:
         """The request is written now, and its response is due in `timeout` seconds."""
-        deadline = self._time() + timeout
-        self._queue.append(Pending(api_key, version, correlation_id, timeout, deadline, on_done))
-        self._watch(deadline)
+        pending = Pending(api_key, version, correlation_id, timeout, self._time(), on_done)
+        self._queue.append(pending)
+        self._watch(pending.deadline)
 
     def take(self, frame: bytes) -> tuple[Pending, bytes]:
         """The request that this frame answers, which is no longer in flight, and the body.

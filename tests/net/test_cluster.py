@@ -62,6 +62,7 @@ class FakeConnection:
         self.node = node
         self.in_flight = 0
         self.last_used = world.now
+        self.round_trip = node.node_id / 100
         self.throttled_until = 0.0
         self.versions = world.versions
         self.finalized_features = {"transaction.version": node.node_id}
@@ -544,6 +545,15 @@ async def test_a_broker_is_hungry_that_takes_a_request_for_which_there_is_nothin
     assert not world.cluster.hungry({1, 2})
     one.in_flight = one.max_in_flight
     assert not world.cluster.hungry({2})
+    await world.cluster.close()
+
+
+async def test_how_far_away_brokers_are_is_known_of_those_that_are_connected() -> None:
+    world = World("seed:9092", brokers="1=one:9092 2=two:9092 3=three:9092")
+    await world.start()
+    assert world.cluster.round_trips() == []
+    await world.connect(1, 3)
+    assert sorted(world.cluster.round_trips()) == [0.01, 0.03]
     await world.cluster.close()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import re
 import socket
 import ssl
@@ -588,6 +589,17 @@ async def test_requests_are_pipelined_and_answered_in_order() -> None:
     broker.answer(b"2", b"3")
     assert client.events == ["a: 1", "b: 2", "c: 3"]
     assert client.rooms == [], "an answer to send() is not told twice"
+
+
+async def test_the_shortest_time_of_an_answer_is_remembered() -> None:
+    client, broker = await ready()
+    assert client.connection.round_trip == 0.0  # of ApiVersions
+    client.connection.round_trip = math.inf
+    for seconds in (0.5, 0.2, 1.0):
+        client.send(f"after {seconds}")
+        await asyncio.sleep(seconds)
+        broker.answer(b"")
+    assert client.connection.round_trip == pytest.approx(0.2)
 
 
 async def test_answers_may_come_byte_by_byte() -> None:

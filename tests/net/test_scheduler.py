@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import traceback
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
@@ -2274,11 +2275,25 @@ async def test_large_batches_are_compressed_beside_the_loop(
     async with new_producer(
         compression_type=codec, batch_size=200_000, linger_ms=10, max_request_size=2**20
     ) as producer:
+        threads = set()
+        in_thread = producer._scheduler._in_thread
+
+        async def noted(function: Callable[[], bytes]) -> bytes:
+            def work() -> bytes:
+                threads.add(threading.get_ident())
+                return function()
+
+            return await in_thread(work)
+
+        producer._scheduler._in_thread = noted
         await producer.send("t", payload(0))
+        assert not threads
         sent = [producer.send_nowait("t", payload(n) * 10) for n in range(1, 500)]
         await producer.flush()
         assert [delivery.result().offset for delivery in sent] == list(range(1, 500))
         assert producer.metrics()["compression_rate_avg"] < 0.5
+    assert threads
+    assert threading.get_ident() not in threads
     assert len({batch.codec_id for batch in batches(cluster)}) == 1
     assert [int((r.value or b"")[:100]) for r in cluster.records("t")] == list(range(500))
     assert max(batch.record_count for batch in batches(cluster)) > 64

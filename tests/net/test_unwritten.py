@@ -41,13 +41,12 @@ class Writer:
         assert self.left is not None
         self.left += size - taken
         self.unwritten.handed(size)
-        deadline = self.loop.time() + timeout
         request = Pending(
             ApiKey.PRODUCE,
             9,
             correlation_id,
             timeout,
-            deadline,
+            self.loop.time(),
             lambda body, error: self._event(f"{correlation_id} written"),
         )
         self.unwritten.add(request)
