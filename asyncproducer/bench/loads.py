@@ -40,6 +40,12 @@ _PATIENCE_S = 60.0
 #: The fewest that each task of a loop sends: a single one would measure how tasks are made.
 _LOOP_SENDS = 5
 
+#: After so many records a transaction that ends by time looks at the clock.
+_PER_LOOK = 500
+
+#: Of more rows than this a table is made of the same rows again and again.
+_DISTINCT_ROWS = 1_000_000
+
 _TICK_S = 0.001
 _IDLE = str(Path(__file__).with_name("idle.py"))
 
@@ -210,7 +216,7 @@ def values_of(case: Case) -> Iterator[Any]:
 
 
 def _some_values(case: Case) -> Sequence[Any]:
-    return _documents(case) if case.json else payloads(case)
+    return _documents(case) if case.serializer else payloads(case)
 
 
 def in_turn(values: Sequence[Any], first: int, count: int) -> Iterator[Sequence[Any]]:
@@ -283,8 +289,20 @@ async def _fill(peer: Peer, job: Job, records: int) -> None:
 
 async def _transactions(peer: Peer, case: Case, records: int) -> AsyncIterator[int]:
     """How many records to send next; they are a transaction, or, without any, all of them."""
-    if not case.transaction:
+    if not case.transactional:
         yield records
+        return
+    if case.transaction_ms:
+        sent = 0
+        while sent < records:
+            await peer.begin()
+            end = perf_counter() + case.transaction_ms / 1e3
+            while True:
+                yield (count := min(_PER_LOOK, records - sent))
+                sent += count
+                if sent == records or perf_counter() >= end:
+                    break
+            await peer.commit(sent if case.offsets else None)
         return
     for sent in range(0, records, case.transaction):
         await peer.begin()
@@ -477,22 +495,37 @@ async def many(peer: Peer, job: Job) -> Result:
 def _arrow(case: Case) -> Any:
     import pyarrow
 
-    keys = [b"key-%d" % (n % 10_000) for n in range(case.records)]
-    values = list(islice(values_of(case), case.records))
-    return pyarrow.table({"k": keys, "v": values})
+    rows = min(case.records, _DISTINCT_ROWS)
+    keys = [b"key-%d" % (n % 10_000) for n in range(rows)]
+    values = list(islice(values_of(case), rows))
+    found = pyarrow.table({"k": keys, "v": values})
+    times, rest = divmod(case.records, rows)
+    return pyarrow.concat_tables([*[found] * times, found.slice(0, rest)])
+
+
+def _table(case: Case) -> Any:
+    return _arrow(case).to_pandas() if case.pandas else _arrow(case)
+
+
+def _rows_of(table: Any) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of all rows, as Python objects."""
+    if not hasattr(table, "to_batches"):
+        yield from table.itertuples(index=False, name=None)
+        return
+    for batch in table.to_batches(10_000):
+        yield from zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True)
 
 
 async def rows(peer: Peer, job: Job) -> Result:
     """A table's rows, as Python objects, through the enqueue loop. Making the objects counts."""
-    table = _arrow(job.case)
+    table = _table(job.case)
     topic, enqueue = job.topics[0], peer.enqueue
     gc.collect()
     meter = Meter()
-    for batch in table.to_batches(10_000):
-        for key, value in zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True):
-            entered = enqueue(topic, value, key=key)
-            if not peer.blocking:
-                await entered
+    for key, value in _rows_of(table):
+        entered = enqueue(topic, value, key=key)
+        if not peer.blocking:
+            await entered
     await peer.flush()
     return meter.result(len(table))
 
@@ -500,7 +533,7 @@ async def rows(peer: Peer, job: Job) -> Result:
 async def table(peer: Peer, job: Job) -> Result:
     """One call of send_table."""
     send_table = _bulk(peer, "send_table")
-    data = _arrow(job.case)
+    data = _table(job.case)
     gc.collect()
     meter = Meter()
     await send_table(job.topics[0], data, key="k", value="v")

@@ -220,7 +220,7 @@ class _Bench:
                 busy = brokers_cpu_s() - busy
                 if busy > 0:
                     result["broker_cpu_us_per_record"] = busy / result["sent"] * 1e6
-                stored = self._committed(topics) if case.transaction else self._stored(topics)
+                stored = self._committed(topics) if case.transactional else self._stored(topics)
                 stored -= before
                 if stored != result["sent"]:
                     text = f"{result['sent']} records were sent, {stored} are in the log"

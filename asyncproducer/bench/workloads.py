@@ -20,6 +20,7 @@ __all__ = [
     "WORKLOADS",
     "Case",
     "Load",
+    "Serializer",
     "Workload",
     "headline",
     "payloads",
@@ -32,12 +33,15 @@ __all__ = [
 #: rate     records leave at fixed times, whatever became of those before (open loop)
 #: exhaust  so many tasks enqueue for some seconds, faster than the brokers take it
 #: many     `send_many` of a list
-#: rows     an Arrow table, row by row through enqueue
-#: table    an Arrow table by `send_table`
+#: rows     a table, row by row through enqueue
+#: table    a table by `send_table`
 #: lists    lists of values in one call each, where a peer has a call for that
 Load: TypeAlias = Literal[
     "flood", "burst", "loop", "rate", "exhaust", "many", "rows", "table", "lists"
 ]
+
+#: Who makes bytes of a value: nobody, or a serializer of bench/serializers.py.
+Serializer: TypeAlias = Literal["", "json", "msgpack", "avro"]
 
 #: Records of most cases with 100-byte values; `--records` changes it, and the others in proportion.
 BASE_RECORDS = 1_000_000
@@ -92,10 +96,14 @@ class Case:
     headers: int = 0
     #: So many records each are a transaction; 0: there are none. Of floods and lists.
     transaction: int = 0
+    #: So long each is a transaction; 0: it is not by time. Of floods.
+    transaction_ms: float = 0.0
     #: Each of these sends an offset of `GROUP` too, as who reads, transforms and writes does.
     offsets: bool = False
-    #: Values are dicts, and are serialized as JSON by the peer's value serializer.
-    json: bool = False
+    #: If there is one, values are dicts, and the peer's value serializer is this.
+    serializer: Serializer = ""
+    #: What tables are: of pandas, or else of Arrow.
+    pandas: bool = False
     #: Python's garbage collector is set as docs/performance.md says for many tasks.
     patient_collector: bool = False
     #: The event loop's stalls are measured too, by a task that wakes each millisecond.
@@ -105,8 +113,17 @@ class Case:
     def plain(self) -> bool:
         """Whether a peer can do it that only sends values to one topic."""
         return not (
-            self.run_length or self.headers or self.json or self.transaction or self.topics > 1
+            self.run_length
+            or self.headers
+            or self.serializer
+            or self.transaction
+            or self.topics > 1
         )
+
+    @property
+    def transactional(self) -> bool:
+        """Whether there are transactions."""
+        return bool(self.transaction or self.transaction_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +306,7 @@ WORKLOADS: dict[str, Workload] = {
                 Case(name="100 records a transaction", transaction=100, records=100_000),
                 Case(name="1,000 records a transaction", transaction=1_000),
                 Case(name="10,000 records a transaction", transaction=10_000),
+                Case(name="transactions of 100 ms", transaction_ms=100.0),
                 Case(name="1,000 records a transaction, lists", transaction=1_000, load="lists"),
                 Case(
                     name="100 records and a group's offset a transaction",
@@ -302,7 +320,7 @@ WORKLOADS: dict[str, Workload] = {
             "by record. Who reads, transforms and writes sends an offset of its group with each "
             "transaction: what counts there is the wait for the end of the one before. What a "
             "read_committed consumer would be given is what is counted. Java's load generator ends "
-            "its transactions by time, and is left out.",
+            "its transactions by time alone.",
         ),
         Workload(
             id="W8",
@@ -318,6 +336,14 @@ WORKLOADS: dict[str, Workload] = {
                 Case(
                     name="1,000 topics",
                     topics=1_000,
+                    partitions=1,
+                    records=_W8_RECORDS,
+                    run_length=148,
+                    batch_bytes=16_384,
+                ),
+                Case(
+                    name="5,000 topics",
+                    topics=5_000,
                     partitions=1,
                     records=_W8_RECORDS,
                     run_length=148,
@@ -340,13 +366,14 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             id="W11",
-            title="Faster than the brokers: the buffer is full for 10 s, 1 kB",
+            title="Faster than the brokers: the buffer is full for 60 s, 1 kB",
             guards="memory stays within buffer_memory, nobody starves",
             cases=(
                 Case(
                     name="100 tasks",
                     load="exhaust",
                     tasks=100,
+                    seconds=60.0,
                     size=1_000,
                     # Far brokers: whatever this machine can do, the buffer fills.
                     rtt_ms=100,
@@ -367,10 +394,14 @@ WORKLOADS: dict[str, Workload] = {
                 Case(name="no headers", records=300_000),
                 Case(name="3 headers", headers=3, records=300_000),
                 Case(name="20 headers", headers=20, records=300_000),
-                Case(name="JSON serializer", json=True, records=300_000),
+                Case(name="JSON serializer", serializer="json", records=300_000),
+                Case(name="MessagePack serializer", serializer="msgpack", records=300_000),
+                Case(name="Avro serializer, known schema", serializer="avro", records=300_000),
             ),
             peers=("asyncproducer", "asyncproducer-python", "aiokafka", "confluent"),
-            remark="All peers serialize with asyncproducer.serializers.json_serializer.",
+            remark="All serialize with the same functions: asyncproducer.serializers' for JSON "
+            "and MessagePack, which are msgspec's, and Confluent's for Avro, whose registry is "
+            "asked once.",
         ),
         Workload(
             id="W14",
@@ -383,6 +414,9 @@ WORKLOADS: dict[str, Workload] = {
                 Case(name="send_many, list, 25 B", load="many", size=25),
                 Case(name="enqueue, Arrow rows with keys", load="rows"),
                 Case(name="send_table, Arrow with keys", load="table"),
+                Case(name="send_table, Arrow with keys, 10 M rows", load="table", records=10**7),
+                Case(name="enqueue, pandas rows with keys", load="rows", pandas=True),
+                Case(name="send_table, pandas with keys", load="table", pandas=True),
             ),
             peers=("asyncproducer", "asyncproducer-python", "aiokafka", "confluent"),
             metric="cpu_us_per_record",

@@ -32,6 +32,15 @@ def test_output_without_a_summary_is_shown() -> None:
         parse("Connection refused\n")
 
 
+def test_java_ends_transactions_by_time() -> None:
+    case = Case(name="x", records=100, transaction_ms=100.0)
+    arguments = command(Job("java", "host:1", ("topic",), case), Path("values"), 100, 10)
+    place = arguments.index("--transactional-id")
+    assert arguments[place : place + 4] == [
+        *("--transactional-id", "topic", "--transaction-duration-ms", "100")
+    ]
+
+
 def test_java_gets_the_settings_of_all_others() -> None:
     case = Case(name="x", records=100, codec="lz4", level=9, idempotent=False, batch_bytes=1000)
     job = Job("java", "host:1", ("topic",), case)

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
+from fastavro import schemaless_reader
 
 from asyncproducer.bench import loads
 from asyncproducer.bench.loads import (
@@ -21,6 +26,7 @@ from asyncproducer.bench.loads import (
     warm_up,
 )
 from asyncproducer.bench.peers import Job, Peer, Result, Send
+from asyncproducer.bench.serializers import _SCHEMA, serializer_of
 from asyncproducer.bench.workloads import Case, payloads
 
 
@@ -38,13 +44,20 @@ class Recorder:
         self._began = 0
         self.got: list[tuple[str, int | None, Any]] = []
         self.headers: Any = None
+        self.keys: list[bytes | None] = []
         self.flushed = 0
         self.enqueue = self._plain_or_not(self._enqueue)
 
     def _enqueue(
-        self, topic: str, value: Any, partition: int | None = None, headers: Any = None
+        self,
+        topic: str,
+        value: Any,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Any = None,
     ) -> None:
         self.headers = headers
+        self.keys.append(key)
         self.got.append((topic, partition, value))
 
     async def start(self, job: Job) -> None:
@@ -205,6 +218,21 @@ async def test_a_flood_in_transactions_commits_each(blocking: bool) -> None:
     assert peer.offsets == [None] * 5
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_transactions_may_end_by_time(
+    monkeypatch: pytest.MonkeyPatch, blocking: bool
+) -> None:
+    clock = iter(n / 100 for n in range(10_000))
+    monkeypatch.setattr(loads, "perf_counter", lambda: next(clock))
+    peer = Recorder(blocking=blocking)
+    # Begun at one look, ended at the third after it.
+    await run(peer, Case(name="x", records=3700, transaction_ms=25.0))
+    assert peer.transactions == [(0, 1500), (1500, 3000), (3000, 3700)]
+    peer.transactions.clear()
+    await run(peer, Case(name="x", records=1200, transaction_ms=0.001))
+    assert [end - begin for begin, end in peer.transactions] == [500, 500, 200]
+
+
 async def test_transactions_send_the_number_of_records_so_far_as_the_groups_offset() -> None:
     peer = Recorder(blocking=False)
     await run(peer, Case(name="x", records=25, transaction=10, offsets=True))
@@ -299,9 +327,54 @@ async def test_greedy_tasks_stop_in_time_and_are_compared() -> None:
     assert result["most_by_least_records"] >= 1
 
 
-def test_documents_are_sent_where_a_serializer_is_measured() -> None:
-    document = next(values_of(Case(name="x", json=True)))
+@pytest.mark.parametrize(
+    ("name", "decode"),
+    [
+        ("json", msgspec.json.decode),
+        ("msgpack", msgspec.msgpack.decode),
+        # Behind a byte 0 and the schema's id.
+        ("avro", lambda octets: schemaless_reader(io.BytesIO(octets[5:]), _SCHEMA, None)),
+    ],
+)
+def test_documents_are_sent_where_a_serializer_is_measured(
+    name: Any, decode: Callable[[bytes], Any]
+) -> None:
+    case = Case(name="x", serializer=name)
+    document = next(values_of(case))
     assert set(document) == {"id", "text"}
+    serializer = serializer_of(case, "t")
+    assert serializer is not None
+    assert decode(serializer(document)) == document
+    assert serializer_of(Case(name="x"), "t") is None
+
+
+@pytest.mark.parametrize("pandas", [False, True])
+async def test_a_table_goes_row_by_row_or_in_one_call(
+    monkeypatch: pytest.MonkeyPatch, pandas: bool
+) -> None:
+    """One with more rows than are made has them again."""
+    monkeypatch.setattr(loads, "_DISTINCT_ROWS", 10)
+    case = Case(name="x", load="rows", records=25, pandas=pandas)
+    peer = Recorder(blocking=False)
+    assert (await run(peer, case))["records"] == 25
+    values = payloads(case)
+    assert peer.got == [("t0", None, values[n % 10]) for n in range(25)]
+    assert peer.keys == [b"key-%d" % (n % 10) for n in range(25)]
+    tables = []
+
+    class Tables(Recorder):
+        @property
+        def producer(self) -> Any:
+            return self
+
+        async def send_table(self, topic: str, table: Any, *, key: str, value: str) -> None:
+            tables.append((topic, pa.table(table), key, value))
+
+    result = await run(Tables(blocking=False), replace(case, load="table"))
+    ((topic, table, key, value),) = tables
+    assert (topic, result["records"]) == ("t0", 25)
+    assert table[value].to_pylist() == [values[n % 10] for n in range(25)]
+    assert table[key].to_pylist() == peer.keys
 
 
 async def test_bulk_sending_that_is_not_there_is_said_to_be_missing() -> None:

@@ -50,6 +50,7 @@ def test_who_cannot_do_what() -> None:
     assert able("W7 1,000 records a transaction") == with_transactions
     assert able("W7 1,000 records a transaction, lists") == with_transactions
     assert able("W7 100 records and a group's offset a transaction") == with_transactions
+    assert able("W7 transactions of 100 ms") == with_transactions | {"java"}
     assert able("W6 lz4") & {"java", "wire-replay"} == {"java"}
     assert able("W6 zstd, level 9") & {"aiokafka", "confluent", "java"} == {"confluent", "java"}
     assert able("W14 send_table, Arrow with keys") == {p for p in PEERS if p.startswith("async")}

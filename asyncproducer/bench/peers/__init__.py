@@ -144,7 +144,7 @@ class PeerKind:
         """Whether it has what the case needs."""
         if self.whole and not case.plain:
             return False
-        if case.transaction and not self.transactional:
+        if case.transactional and not self.transactional:
             return False
         if case.level is not None and not self.levels:
             return False
@@ -187,7 +187,9 @@ PEERS: dict[str, PeerKind] = {
     ),
     "confluent-aio": PeerKind("peers.confluent", "ConfluentAio", _SENDING, levels=True),
     "kafka-python": PeerKind("peers.kafka_python", "KafkaPython", _BLOCKING),
-    "java": PeerKind("peers.java", "measure", ("flood",), whole=True, levels=True),
+    "java": PeerKind(
+        "peers.java", "measure", ("flood",), whole=True, transactional=True, levels=True
+    ),
     "wire-replay": PeerKind("replay", "measure", ("flood", "loop"), whole=True),
     "asyncproducer-before": PeerKind(
         *("peers.ours", "Ours", _OURS),

@@ -9,8 +9,8 @@ from typing import Any
 import aiokafka
 
 from asyncproducer.bench.peers import Job, Result
+from asyncproducer.bench.serializers import serializer_of
 from asyncproducer.bench.workloads import GROUP, LINGER_MS
-from asyncproducer.serializers import json_serializer
 
 __all__ = ["AioKafka"]
 
@@ -25,9 +25,9 @@ class AioKafka:
         """See Peer."""
         case = job.case
         options: dict[str, Any] = {"max_batch_size": case.batch_bytes} if case.batch_bytes else {}
-        if case.json:
-            options["value_serializer"] = json_serializer
-        if case.transaction:
+        if serializer := serializer_of(case, job.topics[0]):
+            options["value_serializer"] = serializer
+        if case.transactional:
             options["transactional_id"] = job.topics[0]
         self._producer = aiokafka.AIOKafkaProducer(
             bootstrap_servers=job.servers,

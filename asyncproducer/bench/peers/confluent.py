@@ -11,8 +11,8 @@ from typing import Any
 import confluent_kafka
 
 from asyncproducer.bench.peers import Job, Plain, Result, Send
+from asyncproducer.bench.serializers import serializer_of
 from asyncproducer.bench.workloads import GROUP, LINGER_MS
-from asyncproducer.serializers import json_serializer
 
 __all__ = ["Confluent", "ConfluentAio"]
 
@@ -40,7 +40,7 @@ def _configuration(job: Job) -> dict[str, Any]:
         options["compression.level"] = case.level
     if case.batch_bytes:
         options["batch.size"] = case.batch_bytes
-    if case.transaction:
+    if case.transactional:
         options["transactional.id"] = job.topics[0]
     return options
 
@@ -53,12 +53,12 @@ class Confluent:
 
     async def start(self, job: Job) -> None:
         """See Peer."""
-        self._json = job.case.json
+        self._serializer = serializer_of(job.case, job.topics[0])
         self._failed: list[Any] = []
         self._producer = confluent_kafka.Producer(_configuration(job))
         self.enqueue = self._buffering()
         self._producer.list_topics(job.topics[0], timeout=30)
-        if job.case.transaction:
+        if job.case.transactional:
             self._producer.init_transactions(30)
         if job.case.offsets:
             self._topic = job.topics[0]
@@ -73,7 +73,7 @@ class Confluent:
 
     def _buffering(self) -> Send:
         produce, poll, on_delivery = self._producer.produce, self._producer.poll, self._on_delivery
-        serialize = json_serializer if self._json else None
+        serialize = self._serializer
         until_poll = _POLL_EVERY
 
         def enqueue(topic: str, value: Any, **named: Any) -> None:

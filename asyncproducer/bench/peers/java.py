@@ -63,6 +63,10 @@ def command(job: Job, payload_file: Path, records: int, warm_up: int) -> list[st
         properties[f"compression.{case.codec}.level"] = case.level
     if case.batch_bytes:
         properties["batch.size"] = case.batch_bytes
+    transactions: list[str] = []
+    if case.transaction_ms:
+        transactions += ["--transactional-id", job.topics[0]]
+        transactions += ["--transaction-duration-ms", f"{case.transaction_ms:.0f}"]
     return [
         *("--bootstrap-server", job.servers),
         *("--topic", job.topics[0]),
@@ -70,6 +74,7 @@ def command(job: Job, payload_file: Path, records: int, warm_up: int) -> list[st
         *("--warmup-records", str(warm_up)),
         *("--throughput", "-1"),
         *("--payload-file", str(payload_file)),
+        *transactions,
         *("--command-property", *(f"{name}={value}" for name, value in properties.items())),
     ]
 

@@ -9,8 +9,8 @@ from typing import Any
 import kafka
 
 from asyncproducer.bench.peers import Job, Plain, Result
+from asyncproducer.bench.serializers import serializer_of
 from asyncproducer.bench.workloads import LINGER_MS
-from asyncproducer.serializers import json_serializer
 
 __all__ = ["KafkaPython"]
 
@@ -25,8 +25,8 @@ class KafkaPython(Plain):
         """See Peer."""
         case = job.case
         options: dict[str, Any] = {"batch_size": case.batch_bytes} if case.batch_bytes else {}
-        if case.json:
-            options["value_serializer"] = json_serializer
+        if serializer := serializer_of(case, job.topics[0]):
+            options["value_serializer"] = serializer
         self._producer = kafka.KafkaProducer(
             bootstrap_servers=job.servers.split(","),
             acks="all",

@@ -8,11 +8,11 @@ from typing import Any
 
 import asyncproducer
 from asyncproducer.bench.peers import Job, Result
+from asyncproducer.bench.serializers import serializer_of
 from asyncproducer.bench.workloads import GROUP, LINGER_MS
 from asyncproducer.options import Options
 from asyncproducer.producer import Producer
 from asyncproducer.records import TopicPartition
-from asyncproducer.serializers import json_serializer
 
 __all__ = ["Ours"]
 
@@ -34,10 +34,10 @@ class Ours:
         }
         if case.batch_bytes:
             options["batch_size"] = options["batch_max_bytes"] = case.batch_bytes
-        if case.transaction:
+        if case.transactional:
             options["transactional_id"] = job.topics[0]
         self.producer: Producer[Any, Any] = Producer(
-            job.servers, value_serializer=json_serializer if case.json else None, **options
+            job.servers, value_serializer=serializer_of(case, job.topics[0]), **options
         )
         self._place = TopicPartition(job.topics[0], 0)
         await self.producer.start()
