@@ -211,6 +211,11 @@ def header_list(headers: Any) -> list[Header]:
     result: list[Header] = []
     try:
         for index, pair in enumerate(items):
+            if type(pair) is tuple and len(pair) == 2:
+                name, value = pair
+                if type(name) is str and type(value) is bytes and name.isascii():
+                    result.append(pair)  # as nearly all are
+                    continue
             if isinstance(pair, (str, bytes)) or len(pair) != 2:
                 raise SerializationError(
                     f"header {index} is {pair!r}: must be a pair of name and value"

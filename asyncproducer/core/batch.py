@@ -138,12 +138,14 @@ def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
     parts = [_varint(len(headers))]
     for name, value in headers:
         encoded = name.encode()
-        parts.append(_varint(len(encoded)))
+        size = len(encoded)
+        parts.append(_VARINTS[size] if size < 4096 else _varint(size))
         parts.append(encoded)
         if value is None:
             parts.append(b"\x01")
         else:
-            parts.append(_varint(len(value)))
+            size = len(value)
+            parts.append(_VARINTS[size] if size < 4096 else _varint(size))
             parts.append(value)
     return b"".join(parts)
 
