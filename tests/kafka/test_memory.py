@@ -45,7 +45,10 @@ asyncio.run(flood(*sys.argv[1:]))
 
 
 @pytest.mark.skipif(not _STATUS.exists(), reason="Linux tells what a process takes")
-@pytest.mark.parametrize(("codec", "rounds"), [("none", 200), ("gzip", 200), ("zstd", 800)])
+@pytest.mark.parametrize(
+    ("codec", "rounds"),
+    [("none", 200), ("gzip", 200), ("snappy", 200), ("lz4", 200), ("zstd", 800)],
+)
 async def test_a_flood_takes_no_more_memory_than_it_may(
     kafka: KafkaCluster, fresh_topic: FreshTopic, codec: str, rounds: int
 ) -> None:
