@@ -14,7 +14,7 @@ from asyncproducer.core.batch cimport (
 )
 from asyncproducer.core.bulk cimport Rows, place_row
 from asyncproducer.core.delivery cimport Delivery
-from asyncproducer.core.partitioner cimport BuiltInPartitioner
+from asyncproducer.core.partitioner cimport BuiltInPartitioner, hash_octets
 from asyncproducer.core.sequences cimport PartitionSequences, Sequences
 from asyncproducer.core.spares cimport SpareBuffers
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     COMPILED: bool
     append_bytes: Any
     delivery_of: Any
+    hash_octets: Any
     put_row: Any
     size_of: Any
 
@@ -515,7 +516,7 @@ class Accumulator:
                 if place < 0:
                     if rows.key_size < 0 or not hashes:
                         break
-                    place = rows.key_partition(partition_count)
+                    place = (hash_octets(rows.key, rows.key_size) & 0x7FFFFFFF) % partition_count
                 elif place >= partition_count:
                     break
                 if not put_row(topic, place, rows, row):
