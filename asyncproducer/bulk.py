@@ -63,10 +63,11 @@ _PAUSE_S = 0.005
 #: (the former). It is some times what brokers take at once; more would be memory that is new to the
 #: process, in which others would have to wait behind it.
 _AHEAD_BYTES = (8 * 1024 * 1024, 16 * 1024 * 1024)
-#: The same where one batch is filled after the other. (Where all are at once, each would leave
-#: before it is large.) A broker works at one batch, and has the next one beside it; it is sent more
-#: while the news of that is on its way, of a fast network. Memory that is used again at once is
-#: still in the processor's cache.
+#: The former where one batch is filled after the other, the latter being twice that; where all are
+#: filled at once, each would leave before it is large. It is so much for each broker, which works
+#: at one batch and has the next one beside it, and what a fast network carries (bytes/s) while an
+#: answer is on its way; but no more than `_MOST_STAYING_BYTES` in all. Memory that is used again at
+#: once is still in the processor's cache.
 _STAYING_BYTES, _STAYING_BYTES_PER_S = 1_500_000, 1e9
 _MOST_STAYING_BYTES = 5 * 1024 * 1024
 #: Whether a broker has nothing to take any more is looked at so often, as many times as above.
@@ -297,7 +298,7 @@ class Sending:
                 elif pauses < _PAUSES:
                     full = self._producer._pool
                     used = full.total - full.available
-                    if not rows.abound and used >= self._staying():
+                    if not rows.abound and used >= _STAYING_BYTES and used >= self._staying():
                         rows.abound = self._abounds = True
                     if rest := self._far_ahead(intake, rows, used, again=pauses > 0):
                         pauses += 1
@@ -325,6 +326,8 @@ class Sending:
         `again`: it was so, and is until some of it has left.
         """
         if rows.stay:
+            if used < _STAYING_BYTES:
+                return 0  # it is never less, and this is asked for each record of some iterables
             little = self._staying()
             much = 2 * little
         else:

@@ -917,9 +917,10 @@ class Producer(Front, Generic[K, V]):
         record that cannot be sent does not stop the others.
 
         Records without key and partition change their partition with each `batch_size` bytes, as
-        single ones do. But with 5 MiB and more in memory, which brokers do not take at once, they
-        fill one batch up to `batch_max_bytes` before the next begins, most likely in a partition
-        that has fewer: that costs a tenth less. (Not where records are compressed.)
+        single ones do. But with more in memory than brokers take at once (1.5 to 5 MiB, as many
+        and as far as they are), they fill one batch up to `batch_max_bytes` before the next begins,
+        most likely in a partition that has fewer: that costs a tenth less. (Not where records are
+        compressed.)
 
         Each record may wait for metadata and room, together at most `max_block_ms`: there is
         no limit for all as long as they get in. But what one of them has waited for in vain,

@@ -41,7 +41,7 @@ _PATIENCE_S = 60.0
 _LOOP_SENDS = 5
 
 #: After so many records a transaction that ends by time looks at the clock.
-_PER_LOOK = 500
+_PER_LOOK = 100
 
 #: Of more rows than this a table is made of the same rows again and again.
 _DISTINCT_ROWS = 1_000_000
@@ -133,7 +133,7 @@ async def stalls(result: Result, *, wanted: bool) -> AsyncIterator[None]:
     if not wanted:
         yield
         return
-    late: list[float] = []
+    late = array("d")  # small: the memory is measured, too
 
     async def tick() -> None:
         while True:
@@ -155,9 +155,8 @@ async def stalls(result: Result, *, wanted: bool) -> AsyncIterator[None]:
     finally:
         ticker.cancel()
         told, _ = await idle.communicate(b"")  # its standard input ends
-    late.sort()
-    result["stall_p999_ms"] = percentile(late, 0.999) * 1e3
-    result["stall_max_ms"] = late[-1] * 1e3
+    result["stall_p999_ms"] = percentile(sorted(late), 0.999) * 1e3
+    result["stall_max_ms"] = max(late) * 1e3
     result["stall_idle_p999_ms"] = float(told)
     if turns.computed:
         result["turn_wait_p999_ms"] = longest_wait(turns.computed, turns.idle, 0.999) * 1e3
@@ -168,7 +167,7 @@ class _Turns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         #: Seconds that this thread computed in each turn.
-        self.computed: list[float] = []
+        self.computed = array("d")
         #: Seconds in which it waited for something to do.
         self.idle = 0.0
         turn = getattr(loop, "_run_once", None)
@@ -262,7 +261,8 @@ def _runs(targets: list[_Target], case: Case, records: int) -> Iterator[tuple[_T
             return
 
 
-async def _fill(peer: Peer, job: Job, records: int) -> None:
+async def _fill(peer: Peer, job: Job, records: int) -> int:
+    """Returns how many were sent: fewer where transactions by time have taken too long."""
     values = _some_values(job.case)
     targets = _targets(job)
     enqueue = peer.enqueue
@@ -285,22 +285,26 @@ async def _fill(peer: Peer, job: Job, records: int) -> None:
                         await enqueue(topic, value)
             sent += count
     await peer.flush()
+    return sent
 
 
 async def _transactions(peer: Peer, case: Case, records: int) -> AsyncIterator[int]:
-    """How many records to send next; they are a transaction, or, without any, all of them."""
+    """How many records to send next; they are a transaction, or a part of one that ends by time,
+    or, without any, all of them."""
     if not case.transactional:
         yield records
         return
     if case.transaction_ms:
         sent = 0
-        while sent < records:
+        began = now = perf_counter()
+        while sent < records and now < began + case.seconds:
             await peer.begin()
             end = perf_counter() + case.transaction_ms / 1e3
             while True:
                 yield (count := min(_PER_LOOK, records - sent))
                 sent += count
-                if sent == records or perf_counter() >= end:
+                now = perf_counter()
+                if sent == records or now >= end:
                     break
             await peer.commit(sent if case.offsets else None)
         return
@@ -316,11 +320,9 @@ async def warm_up(peer: Peer, job: Job) -> int:
     case = job.case
     once = 0
     if case.run_length:
-        once = len(_targets(job))
-        await _fill(peer, replace(job, case=replace(case, run_length=1)), once)
-    count = max(1, min(case.records // 10, 30_000))
-    await _fill(peer, job, count)
-    return once + count
+        each = replace(job, case=replace(case, run_length=1))
+        once = await _fill(peer, each, len(_targets(job)))
+    return once + await _fill(peer, job, max(1, min(case.records // 10, 30_000)))
 
 
 async def flood(peer: Peer, job: Job) -> Result:
@@ -329,8 +331,8 @@ async def flood(peer: Peer, job: Job) -> Result:
     result: Result = {}
     async with stalls(result, wanted=case.ticker and not peer.blocking):
         meter = Meter()
-        await _fill(peer, job, case.records)
-        result.update(meter.result(case.records))
+        sent = await _fill(peer, job, case.records)
+        result.update(meter.result(sent))
     return result
 
 
@@ -472,7 +474,7 @@ async def exhaust(peer: Peer, job: Job) -> Result:
     return result
 
 
-# -- bulk: a list, and an Arrow table ----------------------------------------------------------
+# -- bulk: lists and tables ----------------------------------------------------------
 
 
 def _bulk(peer: Any, method: str) -> Callable[..., Any]:
@@ -500,11 +502,12 @@ def _arrow(case: Case) -> Any:
     values = list(islice(values_of(case), rows))
     found = pyarrow.table({"k": keys, "v": values})
     times, rest = divmod(case.records, rows)
-    return pyarrow.concat_tables([*[found] * times, found.slice(0, rest)])
+    return pyarrow.concat_tables([found] * times + [found.slice(0, rest)] * (rest > 0))
 
 
 def _table(case: Case) -> Any:
-    return _arrow(case).to_pandas() if case.pandas else _arrow(case)
+    # Each row an object of its own, as rows of Arrow become.
+    return _arrow(case).to_pandas(deduplicate_objects=False) if case.pandas else _arrow(case)
 
 
 def _rows_of(table: Any) -> Iterator[tuple[bytes, bytes]]:

@@ -39,7 +39,7 @@ def _msgpack(topic: str) -> Serialize:
 
 
 def _avro(topic: str) -> Serialize:
-    """Confluent's, with a registry in this process, which is asked once."""
+    """Confluent's, with a registry in this process, which is asked before the first value."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from confluent_kafka.schema_registry.avro import AvroSerializer
     from confluent_kafka.serialization import MessageField, SerializationContext

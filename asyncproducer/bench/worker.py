@@ -1,4 +1,4 @@
-"""`python -m asyncproducer.bench.worker JOB`: one measurement; prints one line of JSON.
+"""`python -m asyncproducer.bench.worker <JOB`: one measurement; prints one line of JSON.
 
 JOB is a Job as JSON. Exit status 3: this peer, here and now, cannot do that case; the line
 tells why.
@@ -69,4 +69,4 @@ def as_text(job: Job) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.stdin.read()))

@@ -20,7 +20,7 @@ __all__ = [
     "WORKLOADS",
     "Case",
     "Load",
-    "Serializer",
+    "SerializerName",
     "Workload",
     "headline",
     "payloads",
@@ -41,7 +41,7 @@ Load: TypeAlias = Literal[
 ]
 
 #: Who makes bytes of a value: nobody, or a serializer of bench/serializers.py.
-Serializer: TypeAlias = Literal["", "json", "msgpack", "avro"]
+SerializerName: TypeAlias = Literal["", "json", "msgpack", "avro"]
 
 #: Records of most cases with 100-byte values; `--records` changes it, and the others in proportion.
 BASE_RECORDS = 1_000_000
@@ -96,12 +96,13 @@ class Case:
     headers: int = 0
     #: So many records each are a transaction; 0: there are none. Of floods and lists.
     transaction: int = 0
-    #: So long each is a transaction; 0: it is not by time. Of floods.
+    #: So long each is a transaction, until all records are sent or the time is up; 0: they are not
+    #: by time. Of floods.
     transaction_ms: float = 0.0
     #: Each of these sends an offset of `GROUP` too, as who reads, transforms and writes does.
     offsets: bool = False
     #: If there is one, values are dicts, and the peer's value serializer is this.
-    serializer: Serializer = ""
+    serializer: SerializerName = ""
     #: What tables are: of pandas, or else of Arrow.
     pandas: bool = False
     #: Python's garbage collector is set as docs/performance.md says for many tasks.
@@ -111,7 +112,8 @@ class Case:
 
     @property
     def plain(self) -> bool:
-        """Whether a peer can do it that only sends values to one topic."""
+        """Whether a peer can do it that only sends values to one topic, and has transactions by
+        time alone, if any: Java's load generator."""
         return not (
             self.run_length
             or self.headers
@@ -306,7 +308,12 @@ WORKLOADS: dict[str, Workload] = {
                 Case(name="100 records a transaction", transaction=100, records=100_000),
                 Case(name="1,000 records a transaction", transaction=1_000),
                 Case(name="10,000 records a transaction", transaction=10_000),
-                Case(name="transactions of 100 ms", transaction_ms=100.0),
+                Case(
+                    name="transactions of 100 ms",
+                    transaction_ms=100.0,
+                    seconds=5.0,
+                    records=5_000_000,
+                ),
                 Case(name="1,000 records a transaction, lists", transaction=1_000, load="lists"),
                 Case(
                     name="100 records and a group's offset a transaction",
@@ -366,11 +373,11 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             id="W11",
-            title="Faster than the brokers: the buffer is full for 60 s, 1 kB",
+            title="Faster than the brokers: the buffer is full, 1 kB",
             guards="memory stays within buffer_memory, nobody starves",
             cases=(
                 Case(
-                    name="100 tasks",
+                    name="100 tasks, 60 s",
                     load="exhaust",
                     tasks=100,
                     seconds=60.0,
@@ -401,11 +408,11 @@ WORKLOADS: dict[str, Workload] = {
             peers=("asyncproducer", "asyncproducer-python", "aiokafka", "confluent"),
             remark="All serialize with the same functions: asyncproducer.serializers' for JSON "
             "and MessagePack, which are msgspec's, and Confluent's for Avro, whose registry is "
-            "asked once.",
+            "asked before the first record only.",
         ),
         Workload(
             id="W14",
-            title="Lists and Arrow tables",
+            title="Lists and tables",
             guards="bulk sending costs less than a loop",
             cases=(
                 Case(name="enqueue, list"),
@@ -414,9 +421,9 @@ WORKLOADS: dict[str, Workload] = {
                 Case(name="send_many, list, 25 B", load="many", size=25),
                 Case(name="enqueue, Arrow rows with keys", load="rows"),
                 Case(name="send_table, Arrow with keys", load="table"),
-                Case(name="send_table, Arrow with keys, 10 M rows", load="table", records=10**7),
-                Case(name="enqueue, pandas rows with keys", load="rows", pandas=True),
-                Case(name="send_table, pandas with keys", load="table", pandas=True),
+                Case(name="10 times the rows: send_table, Arrow", load="table", records=10**7),
+                Case(name="pandas with keys: enqueue of rows", load="rows", pandas=True),
+                Case(name="pandas with keys: send_table", load="table", pandas=True),
             ),
             peers=("asyncproducer", "asyncproducer-python", "aiokafka", "confluent"),
             metric="cpu_us_per_record",

@@ -143,7 +143,7 @@ async def test_a_turn_counts_what_the_thread_computed_in_it(
         del vars(loop)["_run_once"]
         del vars(loop._selector)["select"]  # type: ignore[attr-defined]
     # The turn that it began in was not measured; the last is not over.
-    assert turns.computed == [1, 1]
+    assert list(turns.computed) == [1, 1]
     # It asks in each whether there is something to do.
     assert turns.idle == 3
 
@@ -176,7 +176,7 @@ def test_a_loop_without_turns_of_its_own_has_none() -> None:
         pass
 
     turns = _Turns(Foreign())  # type: ignore[arg-type]
-    assert (turns.computed, turns.idle) == ([], 0.0)
+    assert (list(turns.computed), turns.idle) == ([], 0.0)
 
 
 def test_one_long_turn_counts_by_its_length_among_many_short_ones() -> None:
@@ -226,11 +226,17 @@ async def test_transactions_may_end_by_time(
     monkeypatch.setattr(loads, "perf_counter", lambda: next(clock))
     peer = Recorder(blocking=blocking)
     # Begun at one look, ended at the third after it.
-    await run(peer, Case(name="x", records=3700, transaction_ms=25.0))
-    assert peer.transactions == [(0, 1500), (1500, 3000), (3000, 3700)]
+    case = Case(name="x", records=740, transaction_ms=25.0)
+    assert (await run(peer, case))["records"] == 740
+    assert peer.transactions == [(0, 300), (300, 600), (600, 740)]
     peer.transactions.clear()
-    await run(peer, Case(name="x", records=1200, transaction_ms=0.001))
-    assert [end - begin for begin, end in peer.transactions] == [500, 500, 200]
+    await run(peer, replace(case, records=240, transaction_ms=0.001))
+    assert [end - begin for begin, end in peer.transactions] == [100, 100, 40]
+    peer.transactions.clear()
+    # The time is up in the third one.
+    result = await run(peer, replace(case, records=10_000, seconds=0.1))
+    assert [end - begin for begin, end in peer.transactions] == [300, 300, 300]
+    assert result["records"] == 900
 
 
 async def test_transactions_send_the_number_of_records_so_far_as_the_groups_offset() -> None:
@@ -355,6 +361,7 @@ async def test_a_table_goes_row_by_row_or_in_one_call(
     """One with more rows than are made has them again."""
     monkeypatch.setattr(loads, "_DISTINCT_ROWS", 10)
     case = Case(name="x", load="rows", records=25, pandas=pandas)
+    assert len(loads._arrow(replace(case, records=20))["v"].chunks) == 2
     peer = Recorder(blocking=False)
     assert (await run(peer, case))["records"] == 25
     values = payloads(case)

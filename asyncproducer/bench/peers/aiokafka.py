@@ -40,6 +40,8 @@ class AioKafka:
         self._place = aiokafka.TopicPartition(job.topics[0], 0)
         self.enqueue = self._producer.send
         await self._producer.start()
+        # All at once: each question is for all topics so far.
+        await self._producer.client.set_topics(job.topics)
         for topic in job.topics:
             await self._producer.partitions_for(topic)
 
