@@ -13,6 +13,7 @@ from typing import Any
 from asyncproducer import Producer, TopicPartition
 from asyncproducer.errors import (
     BufferFull,
+    ConnectionFailed,
     MetadataTimeout,
     TransactionAborted,
     TransactionTimeout,
@@ -188,14 +189,14 @@ class Load:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self.producer.start()
         # Its own limits are for the faults, not for the beginning.
         async with asyncio.timeout(_START_S):
             while True:
                 try:
+                    await self.producer.start()
                     await self.producer.warm_up(self.topic)
                     break
-                except MetadataTimeout:
+                except (ConnectionFailed, MetadataTimeout):
                     continue
         send = self._send_transactions if self.promise.transactional else self._send
         self._task = asyncio.create_task(send(), name=f"load {self.name}")
