@@ -510,13 +510,13 @@ def _table(case: Case) -> Any:
     return _arrow(case).to_pandas(deduplicate_objects=False) if case.pandas else _arrow(case)
 
 
-def _rows_of(table: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of all rows, as Python objects."""
+def _rows_of(table: Any) -> Iterator[Iterable[tuple[bytes, bytes]]]:
+    """Keys and values of all rows, as Python objects; in pieces, as in `in_turn`."""
     if not hasattr(table, "to_batches"):
-        yield from table.itertuples(index=False, name=None)
+        yield table.itertuples(index=False, name=None)
         return
     for batch in table.to_batches(10_000):
-        yield from zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True)
+        yield zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True)
 
 
 async def rows(peer: Peer, job: Job) -> Result:
@@ -525,10 +525,11 @@ async def rows(peer: Peer, job: Job) -> Result:
     topic, enqueue = job.topics[0], peer.enqueue
     gc.collect()
     meter = Meter()
-    for key, value in _rows_of(table):
-        entered = enqueue(topic, value, key=key)
-        if not peer.blocking:
-            await entered
+    for piece in _rows_of(table):
+        for key, value in piece:
+            entered = enqueue(topic, value, key=key)
+            if not peer.blocking:
+                await entered
     await peer.flush()
     return meter.result(len(table))
 

@@ -25,17 +25,9 @@ def serializer_of(case: Case, topic: str) -> Serialize | None:
 
     Raises ImportError if its library is not installed.
     """
-    if not case.serializer:
-        return None
-    return {"json": _json, "msgpack": _msgpack, "avro": _avro}[case.serializer](topic)
-
-
-def _json(topic: str) -> Serialize:
-    return json_serializer
-
-
-def _msgpack(topic: str) -> Serialize:
-    return msgpack_serializer
+    if case.serializer == "avro":
+        return _avro(topic)
+    return {"": None, "json": json_serializer, "msgpack": msgpack_serializer}[case.serializer]
 
 
 def _avro(topic: str) -> Serialize:

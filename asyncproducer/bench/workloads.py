@@ -214,8 +214,17 @@ def _codecs() -> tuple[Case, ...]:
     )
 
 
-#: As many for each of 10,000 partitions as a batch of 16 KiB has room for.
-_W8_RECORDS = 1_480_000
+def _filled(name: str, *, topics: int, partitions: int) -> Case:
+    """So many records for each of at most 10,000 partitions as a batch of 16 KiB has room for."""
+    return Case(
+        name=name,
+        topics=topics,
+        partitions=partitions,
+        records=1_480_000,
+        run_length=148,
+        batch_bytes=_BATCH_BYTES,
+    )
+
 
 _W1 = tuple(
     Case(name=f"{n} partition{'s' if n > 1 else ''}", partitions=n) for n in (1, 6, 16, 100)
@@ -334,37 +343,11 @@ WORKLOADS: dict[str, Workload] = {
             title="Many topics and partitions at equal batch fill, 100 B",
             guards="no cost per partition that has nothing to send",
             cases=(
-                Case(
-                    name="1 topic, 6 partitions",
-                    records=_W8_RECORDS,
-                    run_length=148,
-                    batch_bytes=16_384,
-                ),
-                Case(
-                    name="1,000 topics",
-                    topics=1_000,
-                    partitions=1,
-                    records=_W8_RECORDS,
-                    run_length=148,
-                    batch_bytes=16_384,
-                ),
-                Case(
-                    name="5,000 topics",
-                    topics=5_000,
-                    partitions=1,
-                    records=_W8_RECORDS,
-                    run_length=148,
-                    batch_bytes=16_384,
-                ),
-                Case(
-                    name="10,000 partitions (10 topics)",
-                    # A controller makes fewer than 10,000 partitions in one request.
-                    topics=10,
-                    partitions=1_000,
-                    records=_W8_RECORDS,
-                    run_length=148,
-                    batch_bytes=16_384,
-                ),
+                _filled("1 topic, 6 partitions", topics=1, partitions=6),
+                _filled("1,000 topics", topics=1_000, partitions=1),
+                _filled("5,000 topics", topics=5_000, partitions=1),
+                # A controller makes fewer than 10,000 partitions in one request.
+                _filled("10,000 partitions (10 topics)", topics=10, partitions=1_000),
             ),
             peers=_FEW,
             shared_topics=True,
