@@ -333,6 +333,7 @@ cdef class Intake:
     cdef object _cluster
     cdef object _pool
     cdef object _pool_line
+    cdef object _pool_aside
     cdef object _scheduler
     cdef tuple _interceptors
     cdef object _key_serializer
@@ -429,6 +430,7 @@ cdef class Intake:
     )
     cdef Delivery enter_open(self, Entry entry)
     cdef bint _somebody_waits(self) noexcept
+    cdef bint _may_pass(self, TopicState state, Py_ssize_t place) except -1
     cdef bint _here(self) noexcept
     @cython.locals(counter=cython.ulonglong, nanoseconds=cython.longlong)
     cdef long long _today(self) noexcept
@@ -439,4 +441,8 @@ cdef class Intake:
 
 # How many topics and records wait. A name for each line would be counted, for each record.
 cdef inline Py_ssize_t in_line(Intake intake) noexcept:
-    return PyDict_GET_SIZE(<PyObject *>intake._lines) + PyDict_GET_SIZE(<PyObject *>intake._pool_line)
+    return (
+        PyDict_GET_SIZE(<PyObject *>intake._lines)
+        + PyDict_GET_SIZE(<PyObject *>intake._pool_line)
+        + PyDict_GET_SIZE(<PyObject *>intake._pool_aside)
+    )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncproducer.core.answers import METADATA_TOPIC, Answer, answer_for
 from asyncproducer.core.batch import (
+    BATCH_OVERHEAD,
     NO_HEADERS,
     batch_upper_bound,
     encode_headers,
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from asyncproducer.core.bulk import Rows
     from asyncproducer.core.metadata import ClusterMetadata, TopicMetadata
     from asyncproducer.encoding import RecordSerializer
-    from asyncproducer.net.buffer_pool import BufferPool
+    from asyncproducer.net.buffer_pool import BufferPool, Share
     from asyncproducer.net.cluster import Cluster
     from asyncproducer.net.scheduler import Scheduler
     from asyncproducer.plugins import Interceptor
@@ -145,6 +146,7 @@ class Pending(Ticket):
         "intake",
         "key",
         "partition",
+        "pinned",
         "state",
         "timer",
         "timestamp",
@@ -171,6 +173,9 @@ class Pending(Ticket):
         self.value = value
         self.headers = headers
         self.deadline = deadline
+        #: Whether the partition is what the sticky partitioner said when it stepped aside: who
+        #: comes later and goes elsewhere is not before it then.
+        self.pinned = False
         self.state: TopicState | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.future: asyncio.Future[Delivery] | None = None
@@ -181,6 +186,19 @@ class Pending(Ticket):
         if self.future is not None and self.future.done():
             return True
         return self._append(0)
+
+    def share(self) -> Share | None:
+        """What its broker has of the memory."""
+        accumulator, state = self.intake.accumulator, self.state
+        if state is None:
+            return None
+        if self.partition is None and not accumulator.move_on(state):
+            self.partition = state.partitioner.peek(state.view)
+            self.pinned = True
+        share: Share | None = accumulator.share_of(
+            state, -1 if self.partition is None else self.partition
+        )
+        return share
 
     def granted(self) -> None:
         """Memory for a new batch is there."""
@@ -208,6 +226,10 @@ class Pending(Ticket):
         intake.tell_news()
         if delivery is None:
             return False
+        if self.pinned:
+            # It counts for when records without a partition go on to the next.
+            size = batch_upper_bound(self.key, self.value, self.headers) - BATCH_OVERHEAD
+            state.partitioner.update(delivery.partition, size, state.view, True)
         self.resolve(delivery)
         return True
 
@@ -471,6 +493,8 @@ class Intake:
         self._pool = pool
         #: Whoever waits for memory. A property of the pool would cost a call per record.
         self._pool_line = pool.tickets
+        #: And whoever waits until one broker has less of it.
+        self._pool_aside = pool.set_aside
         self._scheduler = scheduler
         self._interceptors = interceptors
         self._key_serializer = key_serializer
@@ -541,7 +565,7 @@ class Intake:
 
     def refuse_waiting(self, error: BaseException) -> None:
         """Refuse those who wait now, for metadata or for memory."""
-        for ticket in list(self._pool_line):
+        for ticket in self._pool.everybody():
             if isinstance(ticket, Pending):
                 ticket.fail(again(error))
         self._pool.serve()  # they claim nothing, and go
@@ -662,7 +686,17 @@ class Intake:
         """Nobody overtakes those who wait for metadata, or for memory."""
         if COMPILED:  # pragma: no cover - coverage sees no C
             return in_line(self) > 0  # type: ignore[no-any-return]
-        return bool(self._lines or self._pool_line)
+        return bool(self._lines or self._pool_line or self._pool_aside)
+
+    def _may_pass(self, state: TopicState, place: int) -> bool:
+        """Whether nobody waits for memory who would be overtaken: who waits for another broker's
+        is not."""
+        if self._pool_line:
+            return False
+        if place < 0:
+            return self.accumulator.move_on(state)
+        share = self.accumulator.share_of(state, place)
+        return not (share.line or share.called)
 
     def _here(self) -> bool:
         """Whether this is our loop, as far as can be told without asking for it."""
@@ -833,8 +867,7 @@ class Intake:
                 place = partition  # in C a number of its own: no object is made to compare it
             if not 0 <= place < state.partition_count:
                 return self._enter_line(topic, partition, when, key, value, headers, wait=wait)
-        # Nobody overtakes those who wait for memory.
-        if not self._pool_line:
+        if not (self._pool_line or self._pool_aside) or self._may_pass(state, place):
             delivery = accumulator.append_open(state, place, when, key, value, headers, size)
             if delivery is not None:
                 return delivery
@@ -844,7 +877,14 @@ class Intake:
             if delivery is not None:
                 return delivery
         if not wait:
-            raise self._decline(self._buffer_full())
+            if place < 0 and not self._pool_line and accumulator.move_on(state):
+                # Others than the one that has enough.
+                delivery = accumulator.append(state, place, when, key, value, headers, self._now())
+                if accumulator.news:
+                    self._after_news()
+                if delivery is not None:
+                    return delivery
+            raise self._decline(self._buffer_full(state, place))
         return self._enter_pool(state, None if place < 0 else place, when, key, value, headers)
 
     def enter_rows(self, rows: Rows, first: int) -> int:
@@ -882,6 +922,8 @@ class Intake:
                     break
                 if place < 0 and rows.key_size >= 0 and self._hash_keys:
                     place = rows.key_partition(state.partition_count)
+                if self._pool_aside and not self._may_pass(state, place):
+                    break
                 batch = accumulator.append_row(state, place, rows)
                 if batch is not None:
                     rows.place(row, batch, batch.count - 1)
@@ -893,8 +935,8 @@ class Intake:
                 first = row
                 end = min(rows.count, row + _ROWS_AT_ONCE)
                 if place >= 0:
-                    # Each row that it leaves is read once more.
-                    if vain < _MOST_IN_VAIN and rows.headers_size == 1:
+                    # Each row that it leaves is read once more. It asks for no one's place in line.
+                    if vain < _MOST_IN_VAIN and rows.headers_size == 1 and not self._pool_aside:
                         row = accumulator.append_spread(
                             state, rows, row, end, self._certain_size, self._hash_keys
                         )
@@ -979,11 +1021,14 @@ class Intake:
         self._declined = error
         return error
 
-    def _buffer_full(self) -> BufferFull:
-        self._pool.turned_away()
+    def _buffer_full(self, state: TopicState, place: int) -> BufferFull:
+        pool = self._pool
+        pool.turned_away()
+        share = self.accumulator.share_of(state, place)
+        whose = f" ({pool.told_of(share)})" if pool.available and pool.is_held_up(share) else ""
         return BufferFull(
-            f"the buffer is full: {self._pool.available} of {self._pool.total} bytes are free and "
-            f"{self._pool.waiting} senders wait; await enqueue() or send(), or raise buffer_memory"
+            f"the buffer is full: {pool.available} of {pool.total} bytes are free{whose} and "
+            f"{pool.waiting} senders wait; await enqueue() or send(), or raise buffer_memory"
         )
 
     async def breathe(self) -> None:
@@ -1187,11 +1232,12 @@ class Intake:
                 partition = partition_for_key(pending.key, view.partition_count)
         pending.partition = partition
         pending.state = state
-        if not self._pool.waiting:
+        place = -1 if partition is None else partition
+        if not self._pool.waiting or self._may_pass(state, place):
             accumulator = self.accumulator
             delivery = accumulator.append(
                 state,
-                -1 if partition is None else partition,
+                place,
                 pending.timestamp,
                 pending.key,
                 pending.value,
@@ -1204,7 +1250,7 @@ class Intake:
                 pending.resolve(delivery)
                 return delivery
         if not wait:
-            raise self._decline(self._buffer_full())
+            raise self._decline(self._buffer_full(state, place))
         self._join_pool(pending)
         return pending
 

@@ -323,6 +323,41 @@ async def test_a_bulk_that_pauses_ends_when_the_producer_is_closed(
         assert isinstance(many.exception(), ProducerClosed)
 
 
+async def test_a_bulk_goes_on_while_others_wait_for_a_broker_that_stands_still(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Not what is for that broker: it comes after them."""
+    async with new_producer(buffer_memory=90_000, batch_size=500, batch_max_bytes=0) as producer:
+        for partition in range(4):
+            await producer.send("t4", b"before", partition=partition)
+        bad = cluster.leader("t4", 0)
+        stuck = [p for p in range(4) if cluster.leader("t4", p) == bad]
+        [well] = {p for p in range(4) if p not in stuck} - {max(set(range(4)) - {*stuck})}
+        cluster.pause(bad)
+        flood = [
+            asyncio.create_task(producer.send("t4", b"%0400d" % number, partition=0))
+            for number in range(300)
+        ]
+        await asyncio.sleep(0.01)
+        waiting = producer.health.waiting_senders
+        assert 0 < waiting < 300
+        values = [b"%0400d" % number for number in range(300, 500)]
+        result = await producer.send_many("t4", values)
+        places = [m.partition for m in result if isinstance(m, RecordMetadata)]
+        assert len(places) == 200
+        assert not set(places) & set(stuck)
+        records = [Record("t4", value, partition=well) for value in values]
+        await producer.send_many(None, records)
+        behind = asyncio.create_task(
+            producer.send_many(None, [Record("t4", value, partition=0) for value in values])
+        )
+        await asyncio.sleep(0.01)
+        assert producer.health.waiting_senders == waiting + 1
+        cluster.resume(bad)
+        await asyncio.gather(behind, *flood)
+    assert [int(r.value or b"") for r in cluster.records("t4", 0)[1:]] == [*range(500)]
+
+
 async def test_a_bulk_overtakes_nobody_who_waits_for_memory(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncproducer import DeliveryTimeout, Producer
+from asyncproducer import BufferFull, DeliveryTimeout, Producer
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
 from asyncproducer.testing.network import MemoryLink, MemoryServer
 
@@ -409,6 +409,107 @@ async def test_brokers_whose_metadata_takes_seconds_are_heard_all_the_same(
         await producer.send("v", b"")
         assert 5 <= now() - before < 5.1
         assert len(cluster.received("metadata")) == asked + 1
+
+
+async def test_a_broker_that_stands_still_does_not_take_the_room_of_the_others(
+    network: MemoryNetwork,
+) -> None:
+    """More for it than there is memory: who has records for others goes on, all the time."""
+    buffer_memory = 1_000_000
+    async with (
+        EmbeddedCluster(brokers=3, topics={"t": 6}, network=network) as cluster,
+        Producer(
+            cluster.bootstrap_servers, connector=network, buffer_memory=buffer_memory
+        ) as producer,
+    ):
+        for partition in range(6):
+            await producer.send("t", b"before", partition=partition)
+        bad = cluster.leader("t", 0)
+        stuck = [p for p in range(6) if cluster.leader("t", p) == bad]
+        cluster.pause(bad)
+        began = now()
+        counts = [0] * 6
+
+        async def flood(partition: int) -> None:
+            while now() < began + 20:
+                await producer.enqueue("t", b"%0500d" % counts[partition], partition=partition)
+                counts[partition] += 1
+                if counts[partition] % 10 == 0:
+                    await asyncio.sleep(0.05)
+
+        async def lone(partition: int) -> None:
+            while now() < began + 20:
+                before = now()
+                await producer.send("t", b"lone", partition=partition)
+                assert now() - before < 0.1
+                await asyncio.sleep(0.05)
+
+        async def anywhere() -> None:
+            """No partition and no key."""
+            while now() < began + 20:
+                before = now()
+                delivery = await producer.enqueue("t", bytes(500))
+                assert now() - before < 0.1
+                if began + 15 < now() < began + 19:
+                    assert delivery.partition not in stuck
+                await asyncio.sleep(0.01)
+
+        tasks = [asyncio.create_task(flood(p)) for p in range(6) for _ in range(3)]
+        tasks += [asyncio.create_task(lone(p)) for p in range(6) if p not in stuck]
+        tasks.append(asyncio.create_task(anywhere()))
+        await asyncio.sleep(19)
+        now_waiting = producer.health.waiting_senders
+        assert now_waiting == 3 * len(stuck)
+        assert producer.health.buffered_bytes < buffer_memory
+        with pytest.raises(BufferFull, match=f"broker {bad} has .* is kept for the others"):
+            producer.send_nowait("t", bytes(500), partition=stuck[0])
+        producer.send_nowait("t", b"", partition=next(p for p in range(6) if p not in stuck))
+        before = list(counts)
+        await asyncio.sleep(0.5)
+        for partition in range(6):
+            assert counts[partition] == before[partition] or partition not in stuck
+        # 3 tasks, in 50 ms ten records of all or so, for 19.5 s.
+        assert min(counts[p] for p in range(6) if p not in stuck) >= 10 * 380
+        cluster.resume(bad)
+        await asyncio.gather(*tasks)
+        await producer.flush()
+        assert producer.metrics()["record_error_total"] == 1  # that of send_nowait
+        assert producer.health.buffered_bytes == 0
+        assert [share.held for share in producer._pool._shares.values()] == [0, 0, 0]
+        assert not producer._pool.everybody()
+    for partition in stuck:
+        numbers = [int(v) for v in values(cluster, partition=partition) if v and v[:1] == b"0"]
+        assert numbers == sorted(numbers)
+
+
+async def test_only_what_is_for_a_held_up_broker_does_not_linger(network: MemoryNetwork) -> None:
+    async with (
+        EmbeddedCluster(brokers=2, topics={"t": 2}, network=network) as cluster,
+        Producer(
+            cluster.bootstrap_servers,
+            connector=network,
+            buffer_memory=200_000,
+            batch_max_bytes=0,
+            linger_ms=1_000,
+            adaptive_linger=False,
+        ) as producer,
+    ):
+        for partition in range(2):
+            await producer.send("t", b"before", partition=partition)
+        cluster.pause(cluster.leader("t", 0))
+
+        async def flood() -> None:
+            for _ in range(300):
+                await producer.enqueue("t", bytes(1000), partition=0)
+
+        task = asyncio.create_task(flood())
+        await asyncio.sleep(0.1)
+        assert producer.health.waiting_senders == 1
+        before = now()
+        await producer.send("t", b"lingers", partition=1)
+        assert now() - before == pytest.approx(1.0, abs=0.01)
+        cluster.resume(cluster.leader("t", 0))
+        await task
 
 
 async def test_records_without_keys_avoid_a_broker_that_takes_nothing(

@@ -57,6 +57,7 @@ cdef class PartitionQueue:
     cdef public list in_flight
     cdef public Py_ssize_t leader
     cdef public Py_ssize_t leader_epoch
+    cdef public object share
     cdef public Py_ssize_t next_order
     cdef public object ready_at
     cdef public double timer
@@ -188,12 +189,21 @@ cdef class Accumulator:
         Py_ssize_t granted,
     ) except -1
 
+    cdef object _charge(self, ProducerBatch batch, Py_ssize_t memory)
+
+    @cython.locals(queue=PartitionQueue)
+    cpdef object share_of(self, TopicState topic, Py_ssize_t partition)
+
+    @cython.locals(partitioner=BuiltInPartitioner)
+    cpdef bint move_on(self, TopicState topic) except -1
+
     @cython.locals(size=Py_ssize_t)
     cpdef Py_ssize_t batch_bytes(self, object key, object value, bytes headers) except -1
 
     @cython.locals(batch=ProducerBatch)
     cdef ProducerBatch _new_batch(self, PartitionQueue queue, Py_ssize_t size, double now)
 
+    @cython.locals(memory=Py_ssize_t)
     cdef object _begin(self, PartitionQueue queue, ProducerBatch batch)
 
     cdef object _produced(

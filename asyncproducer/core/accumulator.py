@@ -88,6 +88,10 @@ _LOAD_SECONDS_PER_PARTITION = 1e-5
 _LOAD_MIN_SECONDS = 0.01
 
 
+#: How many partitions are tried for a record without one, whose brokers get no more memory.
+_MOST_ELSEWHERE = 16
+
+
 class Memory(Protocol):
     """What the accumulator needs of the buffer pool."""
 
@@ -95,12 +99,32 @@ class Memory(Protocol):
     total: int
     available: int
 
-    def try_reserve(self, size: int) -> bool:
-        """Take `size` bytes if they are free and nobody waits."""
+    def try_reserve(self, size: int, share: Any = None) -> bool:
+        """Take `size` bytes for a broker, if they are free, nobody waits, and it may have more."""
         ...
 
     def release(self, size: int) -> None:
         """Give `size` bytes back."""
+        ...
+
+    def share(self, node: int) -> Any:
+        """What the broker has of the memory: we count its `held`."""
+        ...
+
+    def is_held_up(self, share: Any) -> bool:
+        """Whether the broker gets no more now, however much is free."""
+        ...
+
+    def has_better(self, share: Any) -> bool:
+        """Whether another broker is not held up, or has much less."""
+        ...
+
+    def recall(self, share: Any) -> None:
+        """A partition is not the broker's any more: who waits for its memory is asked anew."""
+        ...
+
+    def is_wanted(self, share: Any) -> bool:
+        """Whether somebody waits for what the broker's batches have."""
         ...
 
     @property
@@ -159,6 +183,8 @@ class PartitionQueue:
         self.in_flight: list[ProducerBatch] = []
         self.leader = -1
         self.leader_epoch = -1
+        #: What the leader has of the memory.
+        self.share: Any = None
         self.next_order = 0
         #: The node in whose ready line the queue stands, or None.
         self.ready_at: int | None = None
@@ -375,6 +401,10 @@ class Accumulator:
         if leader != queue.leader:
             queue.leader = leader
             self._leave_line(queue)
+            self._memory.recall(queue.share)
+            queue.share = None
+        if queue.share is None:
+            queue.share = self._memory.share(leader)
         self._touch(queue, now)
 
     def node_moved(self, node: int) -> None:
@@ -596,12 +626,11 @@ class Accumulator:
                                 granted = 0
                             elif granted:
                                 self._returned -= memory + granted - batch.memory
-                                batch.memory = memory
+                                self._charge(batch, memory)
                                 batch.widen(memory, batch.ripe)
                     elif batch.ripe and not granted and batch.size + size <= topic.most_bytes:
                         # It may leave, or grow by what this record will get.
-                        if not self._rushing:
-                            self._hurry(now)
+                        self._refused(queue, now)
                         return None
                 if delivery is not None:
                     if sticky:
@@ -623,9 +652,8 @@ class Accumulator:
             if not switched and partitioner.peek(topic.view) == partition:
                 break
         size = self.batch_bytes(key, value, headers)
-        if not granted and not self._memory.try_reserve(size):
-            if not self._rushing:
-                self._hurry(now)
+        if not granted and not self._memory.try_reserve(size, queue.share):
+            self._refused(queue, now)
             return None
         try:
             batch = self._new_batch(queue, size, now)
@@ -678,11 +706,11 @@ class Accumulator:
             # Nobody is passed over: its turn has come.
             limit = min(limit, batch.memory + granted)
             self._returned += batch.memory + granted - limit
-            batch.memory = limit
+            self._charge(batch, limit)
         elif limit > batch.memory:
-            grows = self._memory.try_reserve(limit - batch.memory)
+            grows = self._memory.try_reserve(limit - batch.memory, queue.share)
             if grows:
-                batch.memory = limit
+                self._charge(batch, limit)
         if not grows and not ripe:
             return False
         news = ripe and not batch.ripe
@@ -691,6 +719,43 @@ class Accumulator:
             queue.topic.room = 0
             self._touch(queue, now)
         return grows
+
+    def _charge(self, batch: ProducerBatch, memory: int) -> None:
+        """So many bytes of the pool are the batch's now, and its broker's."""
+        share = batch.share
+        if share is not None:
+            share.held += memory - batch.memory
+        batch.memory = memory
+
+    def share_of(self, topic: TopicState, partition: int) -> Any:
+        """What the broker of a record has of the memory. `partition` as for `append`."""
+        if not topic.known:
+            topic = self._revive(topic)
+        if partition < 0:
+            partition = topic.partitioner.peek(topic.view)
+        queue = topic.queues[partition]
+        if queue is None:
+            # It hears of another leader. Nothing is due in it, so it needs no time.
+            queue = self._new_queue(topic, partition, 0.0)
+        return queue.share
+
+    def move_on(self, topic: TopicState) -> bool:
+        """Let records without a partition go to a broker that is not held up, if there is one, or
+        else to one that does not have much more than others.
+
+        Returns whether it is not held up.
+        """
+        for _ in range(_MOST_ELSEWHERE):
+            share = self.share_of(topic, -1)
+            if not self._memory.is_held_up(share):
+                return True
+            if not self._memory.has_better(share):
+                break
+            self._unstick(topic)
+            # So much makes it choose anew.
+            partitioner = topic.partitioner
+            partitioner.update(partitioner.peek(topic.view), 2 * self._batch_size, topic.view, True)
+        return False
 
     def batch_bytes(self, key: Any, value: Any, headers: bytes) -> int:
         """How much memory a new batch takes that begins with this record."""
@@ -733,6 +798,9 @@ class Accumulator:
 
     def _begin(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         """Take a new batch in. It has its first record: nobody may meet an empty one."""
+        memory, batch.memory = batch.memory, 0
+        batch.share = queue.share
+        self._charge(batch, memory)
         queue.next_order += 1
         queue.batches.append(batch)
         queue.open = batch
@@ -822,7 +890,7 @@ class Accumulator:
             return head.retry_at if head.retry_at > now else -1.0
         if not head.is_open or head.is_full() or len(queue.batches) > 1:
             return -1.0
-        if self.flushing or self.closed or self._memory.waiting:
+        if self.flushing or self.closed or self._memory.is_wanted(queue.share):
             return -1.0
         due = head.created_at + self._linger
         return due if due > now else -1.0
@@ -899,10 +967,24 @@ class Accumulator:
         for sequences in partitions:
             self._touch(sequences.owner, now)
 
-    def _hurry(self, now: float) -> None:
-        """Nothing lingers any more: memory ran out, a flush began, or we are closing."""
+    def _refused(self, queue: PartitionQueue, now: float) -> None:
+        """There is no memory for a record of the queue: what has it shall not linger."""
+        if self._rushing:
+            return
+        share = queue.share
+        if not self._memory.is_held_up(share):
+            self._hurry(now)
+        elif not share.line:
+            # The first one. From now on nothing for that broker begins to.
+            self._hurry(now, share)
+
+    def _hurry(self, now: float, share: Any = None) -> None:
+        """Nothing lingers any more: memory ran out, a flush began, or we are closing. `share`: or
+        one broker has as much of it as it may, and only what is for that does not."""
         self._rushing = True
         for queue in list(self._lingering):
+            if share is not None and queue.share is not share:
+                continue
             self._lingering.pop(queue, None)
             queue.timer = _NEVER
             if queue.ready_at is None and queue.batches:
@@ -1017,7 +1099,7 @@ class Accumulator:
         line = self.ready.get(node)
         if line is None or not self.pouring or not self._held or len(line) > _WORTH_PARTITIONS:
             return -1.0
-        if self.flushing or self.closed or self._memory.waiting:
+        if self.flushing or self.closed or self._memory.is_wanted(self._memory.share(node)):
             return -1.0
         until = now + self._held
         size = 0
@@ -1243,7 +1325,7 @@ class Accumulator:
         if not batch.compressing:
             batch.release()
         self._returned += batch.memory
-        batch.memory = 0
+        self._charge(batch, 0)
 
     def give_back(self) -> None:
         """Hand freed memory to the pool, and so to those who wait for it."""

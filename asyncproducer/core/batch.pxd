@@ -237,6 +237,7 @@ cdef class ProducerBatch(Outcome):
     cdef public object codec
     cdef public double ratio
     cdef public Py_ssize_t memory
+    cdef public object share
     cdef public tuple order
     cdef public bint is_open
     cdef public bint ripe

@@ -395,6 +395,8 @@ class ProducerBatch(Outcome):
         self.ratio = ratio
         #: Bytes that the buffer pool reserved for this batch.
         self.memory = memory
+        #: Among whose batches it is counted: those of the broker that it was begun for.
+        self.share: Any = None
         #: Position of the batch in its partition's order; parts of a split sort inside it.
         self.order: tuple[int, ...] = ()
         self.is_open = True

@@ -35,6 +35,18 @@ hands over.
 - Who leaves (cancelled, timed out, closed) gives back what it held, and the turn passes
   on within the same call.
 
+One broker does not take the room of the others
+
+A broker that stands still lets go of nothing, and whoever has records for it goes on
+asking: in the end it has all memory, and those wait as well whose brokers are quick. So
+the batches that are for one broker, its `Share`, may be up to eight times what is free
+(the rule by which switches divide their memory among their ports, Choudhury and Hahne:
+Dynamic queue length thresholds). It looks at no clock, and knows no quick and no slow: one
+broker may have 8/9 of the memory, of two that stand still each 8/17, and the others go
+on in what is left. Whoever has a record for a broker with as much steps aside when it is
+at the head, into a line of that broker, and is called back when there is less for it, or
+more is free. Where there is one broker there are no others, and no such bound.
+
     available + held + reserved == total
 
 holds at every moment in which code outside of this module can run, `held` being what
@@ -71,10 +83,32 @@ from asyncproducer.net.waiting import Changes
 if TYPE_CHECKING:
     from asyncproducer.core.metrics import Metrics
 
-__all__ = ["BufferPool", "BufferPoolStatistics", "Ticket"]
+__all__ = ["BufferPool", "BufferPoolStatistics", "Share", "Ticket"]
 
 #: A heap with so few entries is not worth tidying up.
 _SMALL_HEAP = 64
+
+#: A broker's share is at most so many times what is free, where there are others.
+_TIMES_FREE = 8
+
+
+class Share:
+    """What a broker has of a pool's memory.
+
+    held: bytes of the batches that are for it, counted by whoever reserves them. line: who waits
+    until it has less, in order. called: the one of them that is back in the line of all.
+    """
+
+    __slots__ = ("called", "held", "line", "node")
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.held = 0
+        self.line: OrderedDict[Ticket, None] = OrderedDict()
+        self.called: Ticket | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} node={self.node} held={self.held} waiting={len(self.line)}>"
 
 
 class Ticket:
@@ -84,10 +118,12 @@ class Ticket:
     The callbacks must not block; what they raise goes to the loop's exception handler.
     """
 
-    __slots__ = ("_asked", "_deadline", "_entered", "_held")
+    __slots__ = ("_asked", "_called", "_deadline", "_entered", "_held")
 
-    # Set and used by the pool. `_asked` and `_held` are bytes.
+    # Set and used by the pool. `_asked` and `_held` are bytes; `_called`: it had stepped aside for
+    # this broker, and has been called back.
     _asked: int
+    _called: Share | None
     _held: int
     _deadline: float
     _entered: float
@@ -100,6 +136,11 @@ class Ticket:
         It is asked again whenever the line is served, so it should be cheap.
         """
         return False
+
+    def share(self) -> Share | None:
+        """For which broker the memory is, as of now. Asked at the head of the line; None: for
+        none in particular."""
+        return None
 
     def granted(self) -> None:
         """All memory that the ticket asked for belongs to its owner now.
@@ -130,7 +171,7 @@ class BufferPoolStatistics(NamedTuple):
 
 
 class BufferPool:
-    """`total_bytes` of memory, handed out in the order of asking.
+    """`total_bytes` of memory, handed out in the order of asking, but see `Share`.
 
     available: free bytes. held: what the head of the line has so far.
     exhausted: how many asks ended with BufferTimeout, or would not wait (Java:
@@ -148,6 +189,8 @@ class BufferPool:
         "_order",
         "_resting",
         "_serving",
+        "_set_aside",
+        "_shares",
         "_timer",
         "_timer_at",
         "_told_seconds",
@@ -181,6 +224,9 @@ class BufferPool:
         # A linked list in which any ticket can be found: leaving from the middle is as
         # cheap as from the head. (A plain dict slows down when always cut at its head.)
         self._line: OrderedDict[Ticket, None] = OrderedDict()
+        self._shares: dict[int, Share] = {}
+        #: Who is in the line of a broker, and of which.
+        self._set_aside: dict[Ticket, Share] = {}
         self._serving = False
         # Ends the rest of those who rest: with so many bytes free, or closed.
         self._resting = Changes(loop)
@@ -194,13 +240,50 @@ class BufferPool:
 
     @property
     def waiting(self) -> int:
-        """How many tickets are in the line (Java: waiting-threads)."""
-        return len(self._line)
+        """How many tickets wait (Java: waiting-threads)."""
+        return len(self._line) + len(self._set_aside)
 
     @property
     def tickets(self) -> Collection[Ticket]:
-        """The tickets that wait, in order. The same object for the pool's whole life."""
+        """The tickets in the line of all, in order. The same object for the pool's whole life."""
         return self._line
+
+    @property
+    def set_aside(self) -> Collection[Ticket]:
+        """The tickets in the lines of single brokers. The same object for the pool's whole life."""
+        return self._set_aside
+
+    def share(self, node: int) -> Share:
+        """What the broker has of the memory."""
+        share = self._shares.get(node)
+        if share is None:
+            share = self._shares[node] = Share(node)
+        return share
+
+    def is_held_up(self, share: Share | None) -> bool:
+        """Whether a broker gets no memory now, however much is free: it has as much as it may, or
+        somebody waits for it."""
+        return share is not None and (
+            bool(share.line) or share.called is not None or self._has_enough(share)
+        )
+
+    def has_better(self, share: Share) -> bool:
+        """Whether another broker than this one, which is held up, is not, or has less than half."""
+        return any(
+            not self.is_held_up(other) or 2 * other.held < share.held
+            for other in self._shares.values()
+            if other is not share
+        )
+
+    def told_of(self, share: Share) -> str:
+        """What a broker that is held up has, in words."""
+        who = "partitions without a leader have" if share.node < 0 else f"broker {share.node} has"
+        kept = ", and what is free is kept for the others" if self.available else ""
+        return f"{who} {share.held} of them{kept}"
+
+    def is_wanted(self, share: Share | None) -> bool:
+        """Whether somebody waits for memory that this broker's batches have."""
+        return bool(self._line) or (share is not None and bool(share.line))
 
     @property
     def reserved(self) -> int:
@@ -214,18 +297,22 @@ class BufferPool:
             self.available,
             self.held,
             self.reserved,
-            len(self._line),
+            self.waiting,
             self.exhausted,
             self.waited_seconds,
         )
 
-    def try_reserve(self, size: int) -> bool:
+    def try_reserve(self, size: int, share: Share | None = None) -> bool:
         """Takes `size` bytes if they are free and nobody waits for memory. Never waits.
+
+        `share`: of the broker that they are for, which must not be held up.
 
         Raises RecordTooLarge (more than the pool will ever have), ProducerClosed.
         """
         if self._line or size > self.available or self.closed or size < 0:
             self._check(size)
+            return False
+        if self.is_held_up(share):
             return False
         self.available -= size
         return True
@@ -244,7 +331,7 @@ class BufferPool:
         if self.available >= self._enough:
             self._enough = math.inf
             self._resting.tell()
-        if self._line:
+        if self._line or self._set_aside:
             self.serve()
 
     def enter(self, size: int, deadline: float, ticket: Ticket) -> None:
@@ -256,15 +343,16 @@ class BufferPool:
         Raises RecordTooLarge, ProducerClosed, IllegalStateError (it is in the line).
         """
         self._check(size)
-        if ticket in self._line:
+        if self._waits(ticket):
             raise IllegalStateError("the ticket is already in the line")
         ticket._asked = size
         ticket._held = 0
+        ticket._called = None
         ticket._deadline = deadline
         ticket._entered = now = self._loop.time()
         self._line[ticket] = None
         self.serve()
-        if ticket not in self._line:
+        if not self._waits(ticket):
             return
         if deadline <= now:
             # Within the callbacks of another ticket it has not had its turn yet, but
@@ -283,7 +371,7 @@ class BufferPool:
 
         None of the ticket's callbacks is called.
         """
-        if ticket in self._line:
+        if self._waits(ticket):
             self._remove(ticket, self._loop.time())
             self.serve()
 
@@ -296,7 +384,7 @@ class BufferPool:
             return  # the outer call goes on until the head cannot be served
         self._serving = True
         try:
-            while self._line and self._serve_head():
+            while (self._line and self._serve_head()) or (self._set_aside and self._call_back()):
                 pass
         finally:
             self._serving = False
@@ -345,7 +433,7 @@ class BufferPool:
         self.closed = True
         self._resting.tell()
         now = self._loop.time()
-        tickets = list(self._line)
+        tickets = self.everybody()
         # All are out before the first is told: no callback finds a line to be served.
         for ticket in tickets:
             self._remove(ticket, now)
@@ -369,6 +457,16 @@ class BufferPool:
 
     # --- the line -------------------------------------------------------------------------
 
+    def everybody(self) -> list[Ticket]:
+        """All who wait, in whatever line."""
+        return [*self._line, *self._set_aside]
+
+    def _waits(self, ticket: Ticket) -> bool:
+        return ticket in self._line or ticket in self._set_aside
+
+    def _has_enough(self, share: Share) -> bool:
+        return len(self._shares) > 1 and share.held > _TIMES_FREE * self.available
+
     def _check(self, size: int) -> None:
         if self.closed:
             raise ProducerClosed("the producer is closed")
@@ -383,6 +481,10 @@ class BufferPool:
     def _serve_head(self) -> bool:
         """One turn for the ticket at the head. True: look at the line again."""
         ticket = next(iter(self._line))
+        # Before it claims anything, which would be to overtake who waits for its broker. Who has
+        # got a part already was let through, and took all that was free.
+        if not ticket._held and self._steps_aside(ticket):
+            return True
         claimed = self._claim(ticket)
         if ticket not in self._line:
             return True  # it left, or the pool was closed, inside of claim()
@@ -397,14 +499,90 @@ class BufferPool:
         if ticket._held < ticket._asked:
             return False
         self.waited_seconds += self._loop.time() - ticket._entered
-        del self._line[ticket]
+        self._take_out(ticket)
         self.held -= ticket._held
         self._grant(ticket)
         return True
 
+    def _steps_aside(self, ticket: Ticket) -> bool:
+        """Into the line of its broker, if that is held up. Who was called back goes to its head."""
+        if len(self._shares) < 2:
+            return False
+        try:
+            share = ticket.share()
+        except Exception as error:
+            self._report(ticket, "share", error)
+            return False
+        if share is None:
+            return False
+        called = ticket._called
+        if called is None:
+            if not self.is_held_up(share):
+                return False
+        elif not self._has_enough(share):
+            return False
+        self._take_out(ticket)
+        self._set_aside[ticket] = share
+        share.line[ticket] = None
+        if called is share:
+            share.line.move_to_end(ticket, last=False)
+        return True
+
+    def _call_back(self) -> bool:
+        """One more ticket from a broker's line: into that of all, or out with what it claimed."""
+        # What a ticket does when it is asked may bring the first batch of one more broker.
+        for share in tuple(self._shares.values()):
+            if not share.line or share.called is not None:
+                continue
+            ticket = next(iter(share.line))
+            if not self._has_enough(share):
+                self._take_out(ticket)
+                share.called = ticket
+                ticket._called = share
+                self._line[ticket] = None
+                return True
+            claimed = self._claim(ticket)
+            if not self._waits(ticket):
+                return True
+            if claimed:
+                self._remove(ticket, self._loop.time())
+                return True
+        return False
+
+    def recall(self, share: Share | None) -> None:
+        """Some partition is another broker's from now on: whoever stepped aside for this one is
+        back in the line of all, before the others, so that who comes now for that partition does
+        not overtake. In the next turn of the loop they are served, or step aside again."""
+        if share is None or not (share.line or share.called):
+            return
+        head = next(iter(self._line), None)
+        if head is not None:
+            # Only the head may have a part of what it wants.
+            self.available += head._held
+            self.held -= head._held
+            head._held = 0
+        back = list(share.line)
+        if share.called is not None:
+            back.insert(0, share.called)
+        for ticket in reversed(back):
+            self._take_out(ticket)
+            self._line[ticket] = None
+            self._line.move_to_end(ticket, last=False)
+        self._loop.call_soon(self.serve)
+
+    def _take_out(self, ticket: Ticket) -> None:
+        share = self._set_aside.pop(ticket, None)
+        if share is not None:
+            del share.line[ticket]
+            return
+        del self._line[ticket]
+        if ticket._called is not None:
+            ticket._called.called = None
+            ticket._called = None
+
     def _remove(self, ticket: Ticket, now: float) -> None:
         """Takes a ticket that was not granted out of the line. Its memory is free again."""
-        del self._line[ticket]
+        self._take_out(ticket)
         self.available += ticket._held
         self.held -= ticket._held
         ticket._held = 0
@@ -445,7 +623,7 @@ class BufferPool:
                 self._loop.call_soon(self.serve)
                 raise
             self._report(ticket, "granted", error)
-            if ticket not in self._line:
+            if not self._waits(ticket):
                 self._refuse(ticket, error)
 
     def _refuse(self, ticket: Ticket, error: BaseException) -> None:
@@ -470,7 +648,7 @@ class BufferPool:
 
     def _watch(self, ticket: Ticket) -> None:
         # Entries of tickets that are done: at most as many as wait, and a few.
-        if len(self._deadlines) > 2 * len(self._line) + _SMALL_HEAP:
+        if len(self._deadlines) > 2 * self.waiting + _SMALL_HEAP:
             self._deadlines = [entry for entry in self._deadlines if self._is_live(entry)]
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (ticket._deadline, next(self._order), ticket))
@@ -480,7 +658,7 @@ class BufferPool:
     def _is_live(self, entry: tuple[float, int, Ticket]) -> bool:
         """Whether a heap entry still counts: its ticket waits, and not for a second time."""
         deadline, _, ticket = entry
-        return ticket in self._line and ticket._deadline == deadline
+        return self._waits(ticket) and ticket._deadline == deadline
 
     def _arm(self, deadline: float) -> None:
         self._disarm()
@@ -512,14 +690,18 @@ class BufferPool:
         self.serve()
 
     def _time_out(self, ticket: Ticket, now: float) -> None:
+        share = self._set_aside.get(ticket)
         self._remove(ticket, now)
         self._count_exhausted(now)
+        slow = "the brokers do not keep up"
+        if share is not None:
+            slow = f"{self.told_of(share)}: it does not keep up"
         self._refuse(
             ticket,
             BufferTimeout(
                 f"no {ticket._asked} bytes of buffer_memory within {now - ticket._entered:.3f} s:"
-                f" {self.available} of {self.total} bytes are free, {len(self._line)} others wait;"
-                " the brokers do not keep up (raise buffer_memory or max_block_ms, or send less)"
+                f" {self.available} of {self.total} bytes are free, {self.waiting} others wait;"
+                f" {slow} (raise buffer_memory or max_block_ms, or send less)"
             ),
         )
 

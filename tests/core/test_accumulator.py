@@ -27,6 +27,7 @@ from asyncproducer.errors import (
     DeliveryTimeout,
     IllegalStateError,
 )
+from asyncproducer.net.buffer_pool import Share, Ticket
 from asyncproducer.testing.batches import decode_batch
 
 T0 = 1_700_000_000_000
@@ -42,9 +43,14 @@ class Pool:
         self.available = total
         self.waiting = 0
         self.on_release: Callable[[], None] | None = None
+        self.shares: dict[int, Share] = {}
+        #: Brokers that get no more.
+        self.held_up: set[int] = set()
+        #: From whom a partition was taken.
+        self.recalled: list[int] = []
 
-    def try_reserve(self, size: int) -> bool:
-        if self.waiting or size > self.available:
+    def try_reserve(self, size: int, share: Any = None) -> bool:
+        if self.waiting or size > self.available or self.is_held_up(share):
             return False
         self.available -= size
         return True
@@ -54,6 +60,24 @@ class Pool:
         assert self.available <= self.total
         if self.on_release is not None:
             self.on_release()
+
+    def share(self, node: int) -> Share:
+        return self.shares.setdefault(node, Share(node))
+
+    def is_held_up(self, share: Share | None) -> bool:
+        return share is not None and share.node in self.held_up
+
+    def has_better(self, share: Share) -> bool:
+        return not self.held_up.issuperset(self.shares)
+
+    def recall(self, share: Share | None) -> None:
+        self.recalled.append(-2 if share is None else share.node)
+
+    def is_wanted(self, share: Share) -> bool:
+        return bool(self.waiting or share.line)
+
+    def held(self, *nodes: int) -> list[int]:
+        return [self.share(node).held for node in nodes]
 
     @property
     def taken(self) -> int:
@@ -169,7 +193,18 @@ class Rig:
     def taken(self) -> int:
         """Reserved memory, when all that is free has been handed back."""
         self.accumulator.give_back()
+        of_batches = sum(share.held for share in self.memory.shares.values())
+        assert of_batches == sum(batch.memory for batch in self.batches())
         return self.memory.taken
+
+    def batches(self) -> set[ProducerBatch]:
+        """All that have no end yet, or are on their way."""
+        batches = set(self.accumulator.incomplete)
+        for topic in self.accumulator.topics.values():
+            for queue in topic.queues:
+                if queue is not None:
+                    batches.update(queue.in_flight)
+        return batches
 
 
 def partitions(batches: Sequence[ProducerBatch]) -> list[int]:
@@ -854,6 +889,125 @@ def test_memory_goes_back_once_when_the_batch_has_its_end(end: str) -> None:
     assert rig.memory.taken == 0
     assert delivery.done()
     delivery.exception()
+
+
+@pytest.mark.parametrize("end", ["acknowledge", "fail", "abort", "split"])
+def test_memory_counts_for_the_broker_that_the_batch_was_begun_for(end: str) -> None:
+    """Also when another one leads the partition before it has its end."""
+    rig = Rig([1, 2, -1], linger=0.0, batch_max_bytes=10_000)
+    rig.append(bytes(500))
+    rig.append(bytes(100), partition=1)
+    rig.append(partition=2)
+    assert rig.memory.held(1, 2, -1) == [1000, 1000, 1000]
+    rig.see([2, 2, -1], [1, 0, 0])
+    rig.append(bytes(300))  # it fits
+    rig.append(bytes(300))  # it does not: the batch grows
+    assert rig.taken() == 3000 + rig.memory.share(1).held - 1000 > 3000
+    assert rig.memory.held(2, -1) == [1000, 1000]
+    [batch] = [batch for batch in rig.drain(2) if batch.partition == 0]
+    if end == "abort":
+        rig.accumulator.abort("enough", None, rig.now, lambda other: other is not batch)
+        held = rig.memory.share(1).held  # the socket may still read it
+        assert held == batch.memory > 1000
+        rig.accumulator.landed(batch)
+    elif end == "split":
+        rig.accumulator.landed(batch)
+        rig.accumulator.split(batch, rig.now)
+    else:
+        getattr(rig, end)(batch)
+    assert rig.taken() == 2000
+    assert rig.memory.held(1, 2, -1) == [0, 1000, 1000]
+
+
+def test_a_record_for_a_broker_that_is_held_up_waits() -> None:
+    rig = Rig([1, 2, 1], linger=50.0)
+    for partition in range(3):
+        rig.append(bytes(900), partition=partition)
+    assert rig.ready() == set()
+    rig.memory.held_up = {1}
+    assert rig.try_append(bytes(900)) is None
+    # What has its memory does not linger any more, and what is for others does.
+    assert rig.ready() == {1}
+    assert partitions(rig.drain(1)) == [0, 2]
+    assert rig.accumulator.share_of(rig.topic, 0) is rig.memory.share(1)
+    rig.append(bytes(10), partition=1)
+    assert rig.taken() == 3000
+    # While somebody waits, nothing new lingers there.
+    rig.memory.held_up = set()
+    rig.append(partition=0)
+    assert rig.ready() == set()
+    rig.memory.share(1).line[Ticket()] = None
+    rig.append(partition=2)
+    assert rig.ready() == {1}
+
+
+def test_only_the_first_that_is_refused_hurries_what_lingers() -> None:
+    """To look at all that lingers for each record would cost more the more there is."""
+    rig = Rig([1, 1, 2], linger=50.0)
+    rig.append(bytes(900))
+    rig.append(bytes(900), partition=2)
+    rig.memory.held_up = {1}
+    rig.memory.share(1).line[Ticket()] = None
+    assert rig.try_append(bytes(900), partition=1) is None
+    assert rig.ready() == set()
+    rig.memory.share(1).line.clear()
+    assert rig.try_append(bytes(900), partition=1) is None
+    assert partitions(rig.drain(1)) == [0]
+    assert rig.ready() == set()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_records_without_a_partition_move_on_to_a_broker_that_is_not_held_up(stays: bool) -> None:
+    rig = Rig([1, 1, 2, 1], linger=50.0, batch_max_bytes=10_000)
+    rig.accumulator.stay(rig.topic, stays)
+    for place in range(4):
+        rig.append(partition=place)
+    rig.memory.held_up = {1}
+    for _ in range(8):
+        assert rig.accumulator.move_on(rig.topic)
+        assert rig.accumulator.share_of(rig.topic, -1) is rig.memory.share(2)
+        rig.append(bytes(900), partition=-1)
+    assert {batch.partition for batch in rig.batches() if batch.count > 1} == {2}
+    # Where all are, they stay where they are.
+    rig.memory.held_up = {1, 2}
+    before = rig.topic.partitioner.peek(rig.topic.view)
+    assert not rig.accumulator.move_on(rig.topic)
+    assert rig.topic.partitioner.peek(rig.topic.view) == before
+    # Nor is it tried for ever, where a broker could have more that has none of the partitions.
+    rig.memory.share(3)
+    assert not rig.accumulator.move_on(rig.topic)
+
+
+def test_whose_memory_a_record_needs_whatever_is_known_of_its_partition() -> None:
+    rig = Rig([1, 2, -1])
+    shares = [rig.accumulator.share_of(rig.topic, place) for place in range(3)]
+    assert [share.node for share in shares] == [1, 2, -1]
+    for place in range(3):
+        rig.append(partition=place)
+    assert [rig.accumulator.share_of(rig.topic, place) for place in range(3)] == shares
+    rig.memory.recalled.clear()
+    rig.see([2, 2, 1])
+    assert rig.memory.recalled == [1, -1]
+    assert rig.accumulator.share_of(rig.topic, 0) is shares[1]
+    assert rig.accumulator.share_of(rig.topic, 2) is shares[0]
+    rig.accumulator.remove_topic("orders", rig.now)
+    assert rig.memory.recalled == [1, -1, 2, 2, 1]
+    assert rig.accumulator.share_of(rig.topic, 1) is shares[2]
+
+
+def test_who_waits_for_a_partition_without_a_queue_hears_of_its_next_leader() -> None:
+    rig = Rig([1, 2])
+    assert rig.accumulator.share_of(rig.topic, 1) is rig.memory.share(2)
+    rig.memory.recalled.clear()
+    rig.see([1, 1])
+    assert rig.memory.recalled == [2]
+    assert rig.accumulator.share_of(rig.topic, 1) is rig.memory.share(1)
+    # Also where the topic was dropped meanwhile, and is to be known again.
+    dropped = rig.topic
+    rig.accumulator.remove_topic("orders", rig.now)
+    assert rig.accumulator.topics == {}
+    assert rig.accumulator.share_of(dropped, 1) is rig.memory.share(-1)
+    assert rig.accumulator.topics == {"orders": dropped}
 
 
 def test_a_retry_keeps_its_memory() -> None:

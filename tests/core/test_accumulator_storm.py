@@ -30,6 +30,7 @@ from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
 from asyncproducer.core.outcome import Action, decide, rule_for
 from asyncproducer.core.sequences import IdState, Sequences, is_before
 from asyncproducer.errors import BrokerRejected, ErrorCode
+from tests.core.memory import Undivided
 
 TOPIC = "storm"
 MAX_SEQUENCE = 2**31 - 1
@@ -70,7 +71,7 @@ class Ticket:
         self.append = append
 
 
-class Pool:
+class Pool(Undivided):
     """Memory in order of asking. Like net's BufferPool, but without deadlines."""
 
     def __init__(self, total: int) -> None:
@@ -83,7 +84,7 @@ class Pool:
     def waiting(self) -> int:
         return len(self.line)
 
-    def try_reserve(self, size: int) -> bool:
+    def try_reserve(self, size: int, share: None = None) -> bool:
         if self.line or size > self.available:
             return False
         self.available -= size

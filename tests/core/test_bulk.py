@@ -22,6 +22,7 @@ from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
 from asyncproducer.core.partitioner import murmur2, partition_for_key
 from asyncproducer.errors import BrokerRejected, RecordTooLarge, SerializationError
 from asyncproducer.records import Record, RecordMetadata
+from tests.core.memory import Undivided
 
 T0 = 1_700_000_000_000
 #: How many rows a run may have, small enough to end in the middle of something.
@@ -48,15 +49,13 @@ RECORDS = st.lists(
 )
 
 
-class Memory:
+class Memory(Undivided):
     """Counts. Nobody waits."""
-
-    waiting = 0
 
     def __init__(self, total: int) -> None:
         self.total = self.available = total
 
-    def try_reserve(self, size: int) -> bool:
+    def try_reserve(self, size: int, share: None = None) -> bool:
         if size > self.available:
             return False
         self.available -= size

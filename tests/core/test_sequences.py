@@ -31,6 +31,7 @@ from asyncproducer.errors import (
     IllegalStateError,
 )
 from asyncproducer.testing.batches import decode_batch, read_header
+from tests.core.memory import Undivided
 
 LAST = 2**31 - 1
 E = ErrorCode
@@ -534,15 +535,14 @@ def test_a_hole_that_is_known_bumps_without_waiting_for_the_unknown() -> None:
 # -- with the accumulator ------------------------------------------------------------------
 
 
-class Endless:
+class Endless(Undivided):
     """Memory without limits that counts."""
 
     def __init__(self) -> None:
         self.taken = 0
-        self.waiting = 0
         self.total = self.available = 2**60
 
-    def try_reserve(self, size: int) -> bool:
+    def try_reserve(self, size: int, share: None = None) -> bool:
         self.taken += size
         return True
 

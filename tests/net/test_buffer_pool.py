@@ -36,7 +36,7 @@ from asyncproducer.errors import (
     ProducerClosed,
     RecordTooLarge,
 )
-from asyncproducer.net.buffer_pool import BufferPool, BufferPoolStatistics, Ticket
+from asyncproducer.net.buffer_pool import BufferPool, BufferPoolStatistics, Share, Ticket
 from asyncproducer.testing.clock import VirtualTimeLoop
 
 pytestmark = pytest.mark.virtual_time
@@ -1378,8 +1378,8 @@ class CheckedPool(BufferPool):
         assert self.reserved == self.account
         assert self.waiting == len(self.line)
 
-    def try_reserve(self, size: int) -> bool:
-        reserved = super().try_reserve(size)
+    def try_reserve(self, size: int, share: Share | None = None) -> bool:
+        reserved = super().try_reserve(size, share)
         assert not (reserved and self.line)
         self.account += size if reserved else 0
         self.check()

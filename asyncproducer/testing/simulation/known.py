@@ -18,6 +18,8 @@ KNOWN: dict[str, tuple[int, ...]] = {
     "what may be stored as a whole is sent again in parts under a new epoch": (124, 831, 1024),
     "memory of a repeated batch is given back twice": (4, 6, 7),
     "memory of a batch that expired on the wire stays taken": (7, 13, 15),
+    "memory of a batch that has its end counts for its broker on and on": (0, 1, 3),
+    "who comes later claims what fits before who waits for the broker's memory": (115, 322, 567),
     "memory of who leaves the line is lost": (27, 31, 40),
     "memory that is given back reaches nobody in the line": (115, 132, 171),
     "an error that may pass is taken for an acknowledgement": (25, 109, 147),

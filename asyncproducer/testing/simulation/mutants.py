@@ -184,6 +184,20 @@ MUTANTS = (
         ("memory",),
     ),
     Mutant(
+        "memory of a batch that has its end counts for its broker on and on",
+        "core.accumulator:Accumulator._free",
+        "self._charge(batch, 0)",
+        "batch.memory = 0",
+        ("memory", "starved", "blocked"),
+    ),
+    Mutant(
+        "who comes later claims what fits before who waits for the broker's memory",
+        "net.buffer_pool:BufferPool._serve_head",
+        "if not ticket._held and self._steps_aside(ticket):",
+        "if not ticket._held and not ticket.claim() and self._steps_aside(ticket):",
+        ("reordered",),
+    ),
+    Mutant(
         "memory of who leaves the line is lost",
         "net.buffer_pool:BufferPool._remove",
         "self.available += ticket._held",

@@ -1220,7 +1220,8 @@ class _World:
     def _check_memory(self) -> None:
         pool = self.producer._pool
         used = sum(batch.memory for batch in self.producer._accumulator.incomplete)
-        if min(pool.available, pool.held) < 0 or used > pool.reserved:
+        of_brokers = sum(share.held for share in pool._shares.values())
+        if min(pool.available, pool.held) < 0 or not used <= of_brokers <= pool.reserved:
             self.found("memory", f"{used} bytes are in use: {pool.statistics()}")
 
     def _is_new(self, request: ReceivedRequest) -> bool:
