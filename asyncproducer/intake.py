@@ -146,7 +146,7 @@ class Pending(Ticket):
         "intake",
         "key",
         "partition",
-        "pinned",
+        "place",
         "state",
         "timer",
         "timestamp",
@@ -173,9 +173,9 @@ class Pending(Ticket):
         self.value = value
         self.headers = headers
         self.deadline = deadline
-        #: Whether the partition is what the sticky partitioner said when it stepped aside: who
-        #: comes later and goes elsewhere is not before it then.
-        self.pinned = False
+        #: Without a partition, the one that it waits for where it has to tell: who comes later
+        #: and goes elsewhere is not before it then.
+        self.place = -1
         self.state: TopicState | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.future: asyncio.Future[Delivery] | None = None
@@ -192,12 +192,12 @@ class Pending(Ticket):
         accumulator, state = self.intake.accumulator, self.state
         if state is None:
             return None
-        if self.partition is None and not accumulator.move_on(state):
-            self.partition = state.partitioner.peek(state.view)
-            self.pinned = True
-        share: Share | None = accumulator.share_of(
-            state, -1 if self.partition is None else self.partition
-        )
+        place = self.place if self.partition is None else self.partition
+        share: Share | None = None if place < 0 else accumulator.share_of(state, place)
+        if share is None or (share.node < 0 and self.partition is None):
+            accumulator.move_on(state, self._asked)
+            self.place = state.partitioner.peek(state.view)
+            share = accumulator.share_of(state, self.place)
         return share
 
     def granted(self) -> None:
@@ -215,7 +215,7 @@ class Pending(Ticket):
             raise IllegalStateError("a record without a topic cannot be appended")
         delivery = intake.accumulator.append(
             state,
-            -1 if self.partition is None else self.partition,
+            self.place if self.partition is None else self.partition,
             self.timestamp,
             self.key,
             self.value,
@@ -226,10 +226,12 @@ class Pending(Ticket):
         intake.tell_news()
         if delivery is None:
             return False
-        if self.pinned:
+        if self.place >= 0:
             # It counts for when records without a partition go on to the next.
             size = batch_upper_bound(self.key, self.value, self.headers) - BATCH_OVERHEAD
-            state.partitioner.update(delivery.partition, size, state.view, True)
+            if state.partitioner.update(delivery.partition, size, state.view, True):
+                state.sticky = None
+                state.unsaid = 0
         self.resolve(delivery)
         return True
 
@@ -877,14 +879,20 @@ class Intake:
             if delivery is not None:
                 return delivery
         if not wait:
-            if place < 0 and not self._pool_line and accumulator.move_on(state):
-                # Others than the one that has enough.
+            needs = accumulator.batch_bytes(key, value, headers)
+            if (
+                place < 0
+                and not self._pool_line
+                and self._pool.is_held_up(accumulator.share_of(state, place), needs)
+                and accumulator.move_on(state, needs)
+            ):
+                # Another broker may have more.
                 delivery = accumulator.append(state, place, when, key, value, headers, self._now())
                 if accumulator.news:
                     self._after_news()
                 if delivery is not None:
                     return delivery
-            raise self._decline(self._buffer_full(state, place))
+            raise self._decline(self._buffer_full(state, place, needs))
         return self._enter_pool(state, None if place < 0 else place, when, key, value, headers)
 
     def enter_rows(self, rows: Rows, first: int) -> int:
@@ -931,6 +939,8 @@ class Intake:
                     break
                 row += 1
                 self._taken += (rows.size + _BYTES_PER_ROW) >> 1
+                if self._pool_line:
+                    break  # memory came back meanwhile, and somebody has been called for it
                 batch = state.sticky
                 first = row
                 end = min(rows.count, row + _ROWS_AT_ONCE)
@@ -1021,11 +1031,12 @@ class Intake:
         self._declined = error
         return error
 
-    def _buffer_full(self, state: TopicState, place: int) -> BufferFull:
+    def _buffer_full(self, state: TopicState, place: int, needs: int) -> BufferFull:
         pool = self._pool
         pool.turned_away()
         share = self.accumulator.share_of(state, place)
-        whose = f" ({pool.told_of(share)})" if pool.available and pool.is_held_up(share) else ""
+        held_up = pool.available and pool.is_held_up(share, needs)
+        whose = f" ({pool.told_of(share)})" if held_up else ""
         return BufferFull(
             f"the buffer is full: {pool.available} of {pool.total} bytes are free{whose} and "
             f"{pool.waiting} senders wait; await enqueue() or send(), or raise buffer_memory"
@@ -1250,7 +1261,8 @@ class Intake:
                 pending.resolve(delivery)
                 return delivery
         if not wait:
-            raise self._decline(self._buffer_full(state, place))
+            needs = self.accumulator.batch_bytes(pending.key, pending.value, pending.headers)
+            raise self._decline(self._buffer_full(state, place, needs))
         self._join_pool(pending)
         return pending
 

@@ -195,7 +195,7 @@ cdef class Accumulator:
     cpdef object share_of(self, TopicState topic, Py_ssize_t partition)
 
     @cython.locals(partitioner=BuiltInPartitioner)
-    cpdef bint move_on(self, TopicState topic) except -1
+    cpdef bint move_on(self, TopicState topic, Py_ssize_t size=*) except -1
 
     @cython.locals(size=Py_ssize_t)
     cpdef Py_ssize_t batch_bytes(self, object key, object value, bytes headers) except -1

@@ -99,8 +99,9 @@ class Memory(Protocol):
     total: int
     available: int
 
-    def try_reserve(self, size: int, share: Any = None) -> bool:
-        """Take `size` bytes for a broker, if they are free, nobody waits, and it may have more."""
+    def try_reserve(self, size: int, share: Any = None, *, spares: bool = False) -> bool:
+        """Take `size` bytes for a broker, if they are free, nobody waits, and it may have more;
+        with `spares`, if it still may with them."""
         ...
 
     def release(self, size: int) -> None:
@@ -111,16 +112,17 @@ class Memory(Protocol):
         """What the broker has of the memory: we count its `held`."""
         ...
 
-    def is_held_up(self, share: Any) -> bool:
-        """Whether the broker gets no more now, however much is free."""
+    def is_held_up(self, share: Any, size: int = 0) -> bool:
+        """Whether the broker gets no `size` bytes more now, though they may be free."""
         ...
 
     def has_better(self, share: Any) -> bool:
         """Whether another broker is not held up, or has much less."""
         ...
 
-    def recall(self, share: Any) -> None:
-        """A partition is not the broker's any more: who waits for its memory is asked anew."""
+    def move(self, share: Any, node: int) -> Any:
+        """A partition is another broker's now, whose share is returned. Who waits for what the
+        former has is asked anew."""
         ...
 
     def is_wanted(self, share: Any) -> bool:
@@ -398,13 +400,10 @@ class Accumulator:
                     if batch.attempts > 0:
                         batch.retry_at = now
             queue.leader_epoch = epoch
-        if leader != queue.leader:
+        if leader != queue.leader or queue.share is None:
             queue.leader = leader
             self._leave_line(queue)
-            self._memory.recall(queue.share)
-            queue.share = None
-        if queue.share is None:
-            queue.share = self._memory.share(leader)
+            queue.share = self._memory.move(queue.share, leader)
         self._touch(queue, now)
 
     def node_moved(self, node: int) -> None:
@@ -630,7 +629,7 @@ class Accumulator:
                                 batch.widen(memory, batch.ripe)
                     elif batch.ripe and not granted and batch.size + size <= topic.most_bytes:
                         # It may leave, or grow by what this record will get.
-                        self._refused(queue, now)
+                        self._refused(queue, size, now)
                         return None
                 if delivery is not None:
                     if sticky:
@@ -651,9 +650,13 @@ class Accumulator:
             switched = partitioner.update(partition, 0, topic.view, True)
             if not switched and partitioner.peek(topic.view) == partition:
                 break
+            # Whether the next one is somebody's who waits was not asked.
+            if not granted and self._memory.waiting and not self.move_on(topic):
+                self._refused(queue, 0, now)
+                return None
         size = self.batch_bytes(key, value, headers)
         if not granted and not self._memory.try_reserve(size, queue.share):
-            self._refused(queue, now)
+            self._refused(queue, size, now)
             return None
         try:
             batch = self._new_batch(queue, size, now)
@@ -708,7 +711,7 @@ class Accumulator:
             self._returned += batch.memory + granted - limit
             self._charge(batch, limit)
         elif limit > batch.memory:
-            grows = self._memory.try_reserve(limit - batch.memory, queue.share)
+            grows = self._memory.try_reserve(limit - batch.memory, queue.share, spares=True)
             if grows:
                 self._charge(batch, limit)
         if not grows and not ripe:
@@ -739,17 +742,17 @@ class Accumulator:
             queue = self._new_queue(topic, partition, 0.0)
         return queue.share
 
-    def move_on(self, topic: TopicState) -> bool:
+    def move_on(self, topic: TopicState, size: int = 0) -> bool:
         """Let records without a partition go to a broker that is not held up, if there is one, or
-        else to one that does not have much more than others.
+        else to one that does not have much more than others. `size`: what the next one needs.
 
         Returns whether it is not held up.
         """
         for _ in range(_MOST_ELSEWHERE):
             share = self.share_of(topic, -1)
-            if not self._memory.is_held_up(share):
+            if not self._memory.is_held_up(share, size):
                 return True
-            if not self._memory.has_better(share):
+            if topic.partition_count < 2 or not self._memory.has_better(share):
                 break
             self._unstick(topic)
             # So much makes it choose anew.
@@ -926,6 +929,8 @@ class Accumulator:
         if due < _NEVER:
             if queue.batches[0].attempts == 0:
                 self._lingering[queue] = None
+                if queue.share is not None and queue.share.hurried:
+                    queue.share.hurried = False
             if queue.timer != due:
                 queue.timer = due
                 self._timer_count += 1
@@ -967,15 +972,16 @@ class Accumulator:
         for sequences in partitions:
             self._touch(sequences.owner, now)
 
-    def _refused(self, queue: PartitionQueue, now: float) -> None:
-        """There is no memory for a record of the queue: what has it shall not linger."""
+    def _refused(self, queue: PartitionQueue, size: int, now: float) -> None:
+        """There are no `size` bytes for a record of the queue: what has them shall not linger."""
         if self._rushing:
             return
         share = queue.share
-        if not self._memory.is_held_up(share):
+        if not self._memory.is_held_up(share, size) or share.called is not None:
+            # Who is called back waits for what any broker has.
             self._hurry(now)
-        elif not share.line:
-            # The first one. From now on nothing for that broker begins to.
+        elif not share.hurried:
+            share.hurried = True
             self._hurry(now, share)
 
     def _hurry(self, now: float, share: Any = None) -> None:

@@ -45,7 +45,9 @@ Dynamic queue length thresholds). It looks at no clock, and knows no quick and n
 broker may have 8/9 of the memory, of two that stand still each 8/17, and the others go
 on in what is left. Whoever has a record for a broker with as much steps aside when it is
 at the head, into a line of that broker, and is called back when there is less for it, or
-more is free. Where there is one broker there are no others, and no such bound.
+more is free. Where there is one broker there are no others, and no such bound. (In a
+buffer of a few records' size, one may take all that those have left that stand still:
+then the others wait as well.)
 
     available + held + reserved == total
 
@@ -96,16 +98,20 @@ class Share:
     """What a broker has of a pool's memory.
 
     held: bytes of the batches that are for it, counted by whoever reserves them. line: who waits
-    until it has less, in order. called: the one of them that is back in the line of all.
+    until it has less, in order. called: the one of them that is back in the line of all. queues:
+    how many partitions it leads that something was sent to. hurried: whether the accumulator has
+    let go all that lingered for it.
     """
 
-    __slots__ = ("called", "held", "line", "node")
+    __slots__ = ("called", "held", "hurried", "line", "node", "queues")
 
     def __init__(self, node: int) -> None:
         self.node = node
         self.held = 0
         self.line: OrderedDict[Ticket, None] = OrderedDict()
         self.called: Ticket | None = None
+        self.queues = 0
+        self.hurried = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} node={self.node} held={self.held} waiting={len(self.line)}>"
@@ -260,11 +266,11 @@ class BufferPool:
             share = self._shares[node] = Share(node)
         return share
 
-    def is_held_up(self, share: Share | None) -> bool:
-        """Whether a broker gets no memory now, however much is free: it has as much as it may, or
-        somebody waits for it."""
+    def is_held_up(self, share: Share | None, size: int = 0) -> bool:
+        """Whether a broker gets no `size` bytes now, though they may be free: it would have more
+        than it may, or somebody waits for it."""
         return share is not None and (
-            bool(share.line) or share.called is not None or self._has_enough(share)
+            bool(share.line) or share.called is not None or self._has_enough(share, size)
         )
 
     def has_better(self, share: Share) -> bool:
@@ -302,17 +308,20 @@ class BufferPool:
             self.waited_seconds,
         )
 
-    def try_reserve(self, size: int, share: Share | None = None) -> bool:
+    def try_reserve(self, size: int, share: Share | None = None, *, spares: bool = False) -> bool:
         """Takes `size` bytes if they are free and nobody waits for memory. Never waits.
 
-        `share`: of the broker that they are for, which must not be held up.
+        `share`: of the broker that they are for, which must not be held up. `spares`: nor may it
+        have more than its part with them, for who can do with less.
 
         Raises RecordTooLarge (more than the pool will ever have), ProducerClosed.
         """
         if self._line or size > self.available or self.closed or size < 0:
             self._check(size)
             return False
-        if self.is_held_up(share):
+        if share is not None and (
+            self.is_held_up(share, size) or (spares and self._has_enough(share, size, spares=True))
+        ):
             return False
         self.available -= size
         return True
@@ -464,8 +473,22 @@ class BufferPool:
     def _waits(self, ticket: Ticket) -> bool:
         return ticket in self._line or ticket in self._set_aside
 
-    def _has_enough(self, share: Share) -> bool:
-        return len(self._shares) > 1 and share.held > _TIMES_FREE * self.available
+    def _has_enough(self, share: Share, size: int, *, spares: bool = False) -> bool:
+        """Whether a broker has its part, and gets no `size` bytes more."""
+        if not share.held:
+            return False
+        # Nor shall it have more than its part with them. But where what is kept for the others
+        # would not do for one like this, it is not kept.
+        more = size if spares or size <= self.total // 10 else 0
+        # Who needs more than is free takes all of it: if no others have the rest, all would wait
+        # for this one.
+        alone = size > self.available and share.held + size > self.total
+        if not alone and share.held + more <= _TIMES_FREE * (self.available - more):
+            return False
+        for other in self._shares.values():
+            if other is not share and (other.held or (other.queues and other.node >= 0)):
+                return True
+        return False
 
     def _check(self, size: int) -> None:
         if self.closed:
@@ -510,16 +533,19 @@ class BufferPool:
             return False
         try:
             share = ticket.share()
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt):
+            self._loop.call_soon(self.serve)
+            raise
+        except BaseException as error:
             self._report(ticket, "share", error)
             return False
         if share is None:
             return False
         called = ticket._called
         if called is None:
-            if not self.is_held_up(share):
+            if not self.is_held_up(share, ticket._asked):
                 return False
-        elif not self._has_enough(share):
+        elif not self._has_enough(share, ticket._asked):
             return False
         self._take_out(ticket)
         self._set_aside[ticket] = share
@@ -535,7 +561,7 @@ class BufferPool:
             if not share.line or share.called is not None:
                 continue
             ticket = next(iter(share.line))
-            if not self._has_enough(share):
+            if not self._has_enough(share, ticket._asked):
                 self._take_out(ticket)
                 share.called = ticket
                 ticket._called = share
@@ -549,11 +575,22 @@ class BufferPool:
                 return True
         return False
 
-    def recall(self, share: Share | None) -> None:
-        """Some partition is another broker's from now on: whoever stepped aside for this one is
-        back in the line of all, before the others, so that who comes now for that partition does
-        not overtake. In the next turn of the loop they are served, or step aside again."""
-        if share is None or not (share.line or share.called):
+    def move(self, share: Share | None, node: int) -> Share:
+        """A partition that was of one broker, or is new, is another one's from now on.
+
+        Whoever stepped aside for the former is back in the line of all, before the others, so that
+        who comes now for that partition does not overtake. In the next turn of the loop they are
+        served, or step aside again.
+        """
+        if share is not None:
+            share.queues -= 1
+            self._recall(share)
+        share = self.share(node)
+        share.queues += 1
+        return share
+
+    def _recall(self, share: Share) -> None:
+        if not (share.line or share.called):
             return
         head = next(iter(self._line), None)
         if head is not None:

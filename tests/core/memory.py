@@ -15,7 +15,7 @@ class Undivided:
         """Nobody's in particular."""
         return None
 
-    def is_held_up(self, share: None) -> bool:
+    def is_held_up(self, share: None, size: int = 0) -> bool:
         """No broker is."""
         return False
 
@@ -23,7 +23,7 @@ class Undivided:
         """All are as good."""
         return False
 
-    def recall(self, share: None) -> None:
+    def move(self, share: None, node: int) -> None:
         """Nobody waits for one broker only."""
 
     def is_wanted(self, share: None) -> bool:

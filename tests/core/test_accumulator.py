@@ -49,7 +49,7 @@ class Pool:
         #: From whom a partition was taken.
         self.recalled: list[int] = []
 
-    def try_reserve(self, size: int, share: Any = None) -> bool:
+    def try_reserve(self, size: int, share: Any = None, *, spares: bool = False) -> bool:
         if self.waiting or size > self.available or self.is_held_up(share):
             return False
         self.available -= size
@@ -64,14 +64,15 @@ class Pool:
     def share(self, node: int) -> Share:
         return self.shares.setdefault(node, Share(node))
 
-    def is_held_up(self, share: Share | None) -> bool:
+    def is_held_up(self, share: Share | None, size: int = 0) -> bool:
         return share is not None and share.node in self.held_up
 
     def has_better(self, share: Share) -> bool:
         return not self.held_up.issuperset(self.shares)
 
-    def recall(self, share: Share | None) -> None:
-        self.recalled.append(-2 if share is None else share.node)
+    def move(self, share: Share | None, node: int) -> Share:
+        self.recalled += [] if share is None else [share.node]
+        return self.share(node)
 
     def is_wanted(self, share: Share) -> bool:
         return bool(self.waiting or share.line)
@@ -947,13 +948,29 @@ def test_only_the_first_that_is_refused_hurries_what_lingers() -> None:
     rig.append(bytes(900))
     rig.append(bytes(900), partition=2)
     rig.memory.held_up = {1}
-    rig.memory.share(1).line[Ticket()] = None
+    rig.memory.share(1).hurried = True
     assert rig.try_append(bytes(900), partition=1) is None
     assert rig.ready() == set()
-    rig.memory.share(1).line.clear()
+    rig.memory.share(1).hurried = False
     assert rig.try_append(bytes(900), partition=1) is None
+    assert rig.memory.share(1).hurried
     assert partitions(rig.drain(1)) == [0]
     assert rig.ready() == set()
+    # Until something lingers again, that is: there was room for it after all.
+    rig.memory.held_up = set()
+    rig.append()
+    assert not rig.memory.share(1).hurried
+
+
+def test_for_who_was_called_back_nothing_lingers_whosever_it_is() -> None:
+    """Its broker has less than it may: what it waits for may be any other's."""
+    rig = Rig([1, 2], linger=50.0)
+    rig.append(bytes(900))
+    rig.append(bytes(900), partition=1)
+    rig.memory.held_up = {1}
+    rig.memory.share(1).called = Ticket()
+    assert rig.try_append(bytes(900)) is None
+    assert rig.ready() == {1, 2}
 
 
 @pytest.mark.parametrize("stays", [False, True])

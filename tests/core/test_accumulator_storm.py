@@ -84,7 +84,7 @@ class Pool(Undivided):
     def waiting(self) -> int:
         return len(self.line)
 
-    def try_reserve(self, size: int, share: None = None) -> bool:
+    def try_reserve(self, size: int, share: None = None, *, spares: bool = False) -> bool:
         if self.line or size > self.available:
             return False
         self.available -= size

@@ -55,7 +55,7 @@ class Memory(Undivided):
     def __init__(self, total: int) -> None:
         self.total = self.available = total
 
-    def try_reserve(self, size: int, share: None = None) -> bool:
+    def try_reserve(self, size: int, share: None = None, *, spares: bool = False) -> bool:
         if size > self.available:
             return False
         self.available -= size

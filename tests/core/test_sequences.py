@@ -542,7 +542,7 @@ class Endless(Undivided):
         self.taken = 0
         self.total = self.available = 2**60
 
-    def try_reserve(self, size: int, share: None = None) -> bool:
+    def try_reserve(self, size: int, share: None = None, *, spares: bool = False) -> bool:
         self.taken += size
         return True
 

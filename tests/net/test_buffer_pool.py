@@ -1378,8 +1378,8 @@ class CheckedPool(BufferPool):
         assert self.reserved == self.account
         assert self.waiting == len(self.line)
 
-    def try_reserve(self, size: int, share: Share | None = None) -> bool:
-        reserved = super().try_reserve(size, share)
+    def try_reserve(self, size: int, share: Share | None = None, *, spares: bool = False) -> bool:
+        reserved = super().try_reserve(size, share, spares=spares)
         assert not (reserved and self.line)
         self.account += size if reserved else 0
         self.check()

@@ -15,7 +15,7 @@ from asyncproducer.net.buffer_pool import BufferPool, Share, Ticket
 
 pytestmark = pytest.mark.virtual_time
 
-TOTAL = 90
+TOTAL = 91
 
 
 class Asker(Ticket):
@@ -91,8 +91,72 @@ async def flooded(pool: BufferPool) -> BufferPool:
     while take(pool, 1):
         pass
     assert held(pool, 1, 2) == [80, 1]
-    assert pool.available == 9
+    assert pool.available == 10
     return pool
+
+
+async def test_who_can_do_with_less_leaves_the_others_theirs(pool: BufferPool) -> None:
+    """A batch that doubles would take all that is left."""
+    assert take(pool, 2)
+    assert take(pool, 1, 60)
+    assert not pool.try_reserve(25, pool.share(1), spares=True)
+    assert pool.try_reserve(18, pool.share(1), spares=True)
+    pool.share(1).held += 18
+    assert not pool.try_reserve(4, pool.share(1), spares=True)
+    assert not take(pool, 1, 4)
+    # Nine would not do for another that needs ten: then they are kept for nobody.
+    assert take(pool, 1, 10)
+    assert not take(pool, 1, 1)
+
+
+async def test_who_has_nothing_gets_something_however_large(
+    pool: BufferPool, log: list[str]
+) -> None:
+    assert take(pool, 2, 10)
+    Asker(pool, log, "a", 1, 81)
+    assert log == ["a"]
+    Asker(pool, log, "b", 3, 20)
+    Asker(pool, log, "c", 1)
+    give(pool, 2, 10)
+    assert log == ["a"]
+    assert pool.held == 10
+    give(pool, 1, 81)
+    assert log == ["a", "b", "c"]
+
+
+async def test_one_that_wants_more_than_is_left_does_not_hold_up_the_others(
+    pool: BufferPool, log: list[str]
+) -> None:
+    """It steps aside, instead of holding what is free until its broker gives the rest."""
+    assert take(pool, 2)
+    assert take(pool, 1, 78)
+    Asker(pool, log, "large", 1, 50)
+    assert (pool.held, pool.available) == (0, 12)
+    Asker(pool, log, "of 2", 2, 5)
+    assert log == ["of 2"]
+    give(pool, 1, 11)
+    assert (pool.held, pool.available, log) == (0, 18, ["of 2"])
+    # Others have the rest that it needs: it takes what there is, and waits for that.
+    give(pool, 1, 30)
+    assert (pool.held, pool.available, log) == (48, 0, ["of 2"])
+    give(pool, 2, 2)
+    assert log == ["of 2", "large"]
+
+
+async def test_a_broker_that_is_gone_is_no_other(pool: BufferPool) -> None:
+    """Nor are partitions without a leader, as long as nothing is for them."""
+    share = pool.move(None, 1)
+    gone = pool.move(None, 2)
+    pool.move(None, -1)
+    assert pool.move(gone, 1) is share
+    while take(pool, 1):
+        pass
+    assert held(pool, 1) == [TOTAL]
+    give(pool, 1, 5)
+    gone.held = 1  # it counts while something is for it
+    assert not take(pool, 1)
+    gone.held = 0
+    assert take(pool, 1)
 
 
 async def test_the_only_broker_has_everything(pool: BufferPool, log: list[str]) -> None:
@@ -141,11 +205,11 @@ async def test_who_wants_more_steps_aside_for_the_others(
 async def test_called_back_when_the_others_give_back(flooded: BufferPool, log: list[str]) -> None:
     assert take(flooded, 2, 4)
     Asker(flooded, log, "a", 1)
-    give(flooded, 2, 3)
+    give(flooded, 1, 3)
     assert log == []
-    give(flooded, 2, 2)
+    give(flooded, 2, 3)
     assert log == ["a"]
-    assert flooded.available == 9
+    assert held(flooded, 1, 2) == [78, 2]
 
 
 async def test_nobody_overtakes_in_the_line_of_a_broker(
@@ -154,15 +218,11 @@ async def test_nobody_overtakes_in_the_line_of_a_broker(
     Asker(flooded, log, "large", 1, 20)
     Asker(flooded, log, "small", 1)
     give(flooded, 1, 5)
-    # That is enough for broker 1 to get more, but "large" needs more than is free: it takes that,
-    # and is first in the line of all.
+    # That would do for the small one.
     assert log == []
-    assert (flooded.available, flooded.held) == (0, 14)
     assert not take(flooded, 1)
-    assert not take(flooded, 2)
-    give(flooded, 1, 6)
-    assert log == ["large"]
-    assert (flooded.available, flooded.held) == (0, 0)
+    assert take(flooded, 2)
+    assert (flooded.available, flooded.held) == (14, 0)
     give(flooded, 1, 20)
     assert log == ["large", "small"]
 
@@ -183,6 +243,8 @@ async def test_called_back_in_vain_it_is_first_again(pool: BufferPool, log: list
     give(pool, 2, 20)
     assert log == ["of 3"]
     assert [ticket.name for ticket in pool.share(1).line] == ["a", "b"]  # type: ignore[attr-defined]
+    give(pool, 1, 10)
+    assert log == ["of 3", "a"]
     give(pool, 1, 10)
     assert log == ["of 3", "a", "b"]
 
@@ -225,23 +287,23 @@ async def test_out_of_time_there(flooded: BufferPool, log: list[str]) -> None:
     await asyncio.sleep(6)
     assert isinstance(waiting.error, BufferTimeout)
     assert str(waiting.error) == (
-        "no 3 bytes of buffer_memory within 5.000 s: 9 of 90 bytes are free, 0 others wait; broker "
-        "1 has 80 of them, and what is free is kept for the others: it does not keep up (raise "
-        "buffer_memory or max_block_ms, or send less)"
+        "no 3 bytes of buffer_memory within 5.000 s: 10 of 91 bytes are free, 0 others wait; "
+        "broker 1 has 80 of them, and what is free is kept for the others: it does not keep up "
+        "(raise buffer_memory or max_block_ms, or send less)"
     )
     assert (flooded.waiting, flooded.exhausted) == (0, 2)
     assert flooded.waited_seconds == pytest.approx(5)
 
 
 async def test_without_a_leader(pool: BufferPool) -> None:
-    pool.share(1)
+    pool.move(None, 1)
     while take(pool, -1):
         pass
     assert pool.told_of(pool.share(-1)) == (
-        "partitions without a leader have 81 of them, and what is free is kept for the others"
+        "partitions without a leader have 80 of them, and what is free is kept for the others"
     )
-    assert pool.try_reserve(9)
-    assert pool.told_of(pool.share(-1)) == "partitions without a leader have 81 of them"
+    assert pool.try_reserve(11)
+    assert pool.told_of(pool.share(-1)) == "partitions without a leader have 80 of them"
 
 
 async def test_leaving_it(flooded: BufferPool, log: list[str]) -> None:
@@ -252,13 +314,20 @@ async def test_leaving_it(flooded: BufferPool, log: list[str]) -> None:
     give(flooded, 1)
     assert log == ["b"]
     assert second.error is None
-    # Who has been called back, and leaves before its turn, makes room for the next one.
-    large = Asker(flooded, log, "large", 1, 60)
-    Asker(flooded, log, "c", 1)
-    give(flooded, 1, 8)
-    assert flooded.held == 17
-    flooded.leave(large)
-    assert log == ["b", "c"]
+
+
+async def test_leaving_after_being_called_back(pool: BufferPool, log: list[str]) -> None:
+    assert take(pool, 2, 45)
+    assert take(pool, 1, 45)
+    first, second = Asker(pool, log, "a", 1, 5), Asker(pool, log, "b", 1, 5)
+    Asker(pool, log, "of 3", 3, 20)
+    pool.share(1).held = 0
+    pool.serve()
+    assert pool.share(1).called is first
+    pool.leave(first)
+    assert pool.share(1).called is second
+    pool.leave(second)
+    assert (pool.share(1).called, pool.waiting) == (None, 1)
 
 
 async def test_closed_it_refuses_those_too(flooded: BufferPool, log: list[str]) -> None:
@@ -293,15 +362,15 @@ async def test_who_waited_for_a_broker_comes_before_those_who_come_for_the_next(
     moving = Asker(flooded, log, "a", 1)
     Asker(flooded, log, "b", 1)
     Asker(flooded, log, "large", 3, 20)
-    assert flooded.held == 9
+    assert flooded.held == 10
     moving.node = 2
-    flooded.recall(flooded.share(1))
-    flooded.recall(flooded.share(2))
-    flooded.recall(None)
+    flooded.move(flooded.share(1), 2)
+    flooded.move(flooded.share(2), 2)
+    flooded.move(None, 4)
     later = Asker(flooded, log, "later", 2)
     assert log == ["a"]
     assert [*flooded.tickets][1:] == [later]
-    assert flooded.held == 8
+    assert flooded.held == 9
     assert len(flooded.share(1).line) == 1
     await asyncio.sleep(0)
     give(flooded, 1, 21)
@@ -317,7 +386,7 @@ async def test_who_was_called_back_is_recalled_first(pool: BufferPool, log: list
     pool.share(1).held = 0
     pool.serve()
     assert pool.share(1).called is asker
-    pool.recall(pool.share(1))
+    pool.move(pool.share(1), 1)
     assert [ticket.name for ticket in pool.tickets] == ["a", "b", "of 3"]  # type: ignore[attr-defined]
     assert (pool.share(1).called, asker._called, len(pool.set_aside)) == (None, None, 0)
     pool.share(1).held = 45
@@ -383,7 +452,8 @@ async def test_at_random(pool: BufferPool, seed: int) -> None:
         what = chance.random()
         if what < 0.55:
             share = pool.share(node)
-            before = share.held <= 8 * pool.available or len(pool._shares) < 2
+            before = not share.held or share.held <= 8 * pool.available
+            before = before or not any(pool.share(n).held for n in nodes if n != node)
             if chance.random() < 0.5 and pool.try_reserve(size, share):
                 assert before
                 assert not any(asked[node][len(served[node]) :])
