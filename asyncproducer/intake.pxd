@@ -414,10 +414,30 @@ cdef class Intake:
         vain=Py_ssize_t,
     )
     cpdef Py_ssize_t enter_rows(self, Rows rows, Py_ssize_t first) except -1
-    @cython.locals(accumulator=Accumulator, delivery=Delivery)
+    @cython.locals(delivery=Delivery)
     cdef bint _append_row(
         self, TopicState state, Py_ssize_t place, Rows rows, Py_ssize_t row
     ) except -1
+    @cython.locals(accumulator=Accumulator, delivery=Delivery)
+    cdef Delivery _append(
+        self,
+        TopicState state,
+        Py_ssize_t place,
+        long long when,
+        object key,
+        object value,
+        bytes headers,
+    )
+    @cython.locals(accumulator=Accumulator, delivery=Delivery)
+    cdef Delivery _append_now(
+        self,
+        TopicState state,
+        Py_ssize_t place,
+        long long when,
+        object key,
+        object value,
+        bytes headers,
+    )
     @cython.locals(accumulator=Accumulator)
     cdef object _after_news(self)
     @cython.locals(

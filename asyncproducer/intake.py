@@ -698,7 +698,7 @@ class Intake:
         if place < 0:
             return self.accumulator.move_on(state)
         share = self.accumulator.share_of(state, place)
-        return not (share.line or share.called)
+        return not share.is_waited_for()
 
     def _here(self) -> bool:
         """Whether this is our loop, as far as can be told without asking for it."""
@@ -873,26 +873,11 @@ class Intake:
             delivery = accumulator.append_open(state, place, when, key, value, headers, size)
             if delivery is not None:
                 return delivery
-            delivery = accumulator.append(state, place, when, key, value, headers, self._now())
-            if accumulator.news:
-                self._after_news()
+            delivery = self._append(state, place, when, key, value, headers)
             if delivery is not None:
                 return delivery
         if not wait:
-            needs = accumulator.batch_bytes(key, value, headers)
-            if (
-                place < 0
-                and not self._pool_line
-                and self._pool.is_held_up(accumulator.share_of(state, place), needs)
-                and accumulator.move_on(state, needs)
-            ):
-                # Another broker may have more.
-                delivery = accumulator.append(state, place, when, key, value, headers, self._now())
-                if accumulator.news:
-                    self._after_news()
-                if delivery is not None:
-                    return delivery
-            raise self._decline(self._buffer_full(state, place, needs))
+            return self._append_now(state, place, when, key, value, headers)
         return self._enter_pool(state, None if place < 0 else place, when, key, value, headers)
 
     def enter_rows(self, rows: Rows, first: int) -> int:
@@ -965,17 +950,40 @@ class Intake:
         return row
 
     def _append_row(self, state: TopicState, place: int, rows: Rows, row: int) -> bool:
-        """The long way into a batch: it begins with this row, or is full with it."""
-        accumulator = self.accumulator
+        """The row, by the long way into a batch."""
         key, value, headers = rows.fields()
-        delivery = accumulator.append(
-            state, place, rows.timestamp, key, value, headers, self._now()
-        )
+        delivery = self._append(state, place, rows.timestamp, key, value, headers)
         if delivery is not None:
             rows.placed(row, delivery)
+        return delivery is not None
+
+    def _append(
+        self, state: TopicState, place: int, when: int, key: Any, value: Any, headers: bytes
+    ) -> Delivery | None:
+        """The long way into a batch: it begins with this record, or is full with it. None: there
+        is no memory."""
+        accumulator = self.accumulator
+        delivery = accumulator.append(state, place, when, key, value, headers, self._now())
         if accumulator.news:
             self._after_news()
-        return delivery is not None
+        return delivery
+
+    def _append_now(
+        self, state: TopicState, place: int, when: int, key: Any, value: Any, headers: bytes
+    ) -> Delivery:
+        """For who does not wait, and has found no memory: another broker may have some."""
+        accumulator = self.accumulator
+        needs = accumulator.batch_bytes(key, value, headers)
+        if (
+            place < 0
+            and not self._pool_line
+            and self._pool.is_held_up(accumulator.share_of(state, place), needs)
+            and accumulator.move_on(state, needs)
+        ):
+            delivery = self._append(state, place, when, key, value, headers)
+            if delivery is not None:
+                return delivery
+        raise self._decline(self._buffer_full(state, place, needs))
 
     def _after_news(self) -> None:
         """A batch began or became full: let the scheduler know."""
@@ -1245,24 +1253,16 @@ class Intake:
         pending.state = state
         place = -1 if partition is None else partition
         if not self._pool.waiting or self._may_pass(state, place):
-            accumulator = self.accumulator
-            delivery = accumulator.append(
-                state,
-                place,
-                pending.timestamp,
-                pending.key,
-                pending.value,
-                pending.headers,
-                self.loop_time(),
+            delivery = self._append(
+                state, place, pending.timestamp, pending.key, pending.value, pending.headers
             )
-            if accumulator.news:
-                self._after_news()
             if delivery is not None:
                 pending.resolve(delivery)
                 return delivery
         if not wait:
-            needs = self.accumulator.batch_bytes(pending.key, pending.value, pending.headers)
-            raise self._decline(self._buffer_full(state, place, needs))
+            return self._append_now(
+                state, place, pending.timestamp, pending.key, pending.value, pending.headers
+            )
         self._join_pool(pending)
         return pending
 

@@ -522,6 +522,38 @@ async def test_records_without_a_partition_pass_by_a_broker_that_stands_still(
     ]
 
 
+async def test_the_first_record_of_a_topic_that_does_not_wait_passes_by_as_well(
+    network: MemoryNetwork,
+) -> None:
+    """Nobody waits for the broker that has its part: only this record would be too much."""
+    topics = {f"t{number}": 2 for number in range(16)}
+    async with (
+        EmbeddedCluster(brokers=2, topics=topics, network=network) as cluster,
+        Producer(
+            cluster.bootstrap_servers,
+            connector=network,
+            buffer_memory=200_000,
+            batch_max_bytes=0,
+            batch_size=1_000,
+        ) as producer,
+    ):
+        for topic in topics:
+            await producer.partitions_for(topic)
+        for partition in range(2):
+            await producer.send("t0", b"before", partition=partition)
+        bad = cluster.leader("t0", 0)
+        cluster.pause(bad)
+        with suppress(BufferFull):
+            while True:
+                producer.send_nowait("t0", bytes(3000), partition=0)
+        assert producer.health.waiting_senders == 0
+        for topic in list(topics)[1:]:
+            delivery = producer.send_nowait(topic, bytes(3000))
+            assert cluster.leader(topic, delivery.partition) != bad
+            await delivery
+        cluster.resume(bad)
+
+
 async def test_a_large_record_for_a_broker_that_stands_still_does_not_hold_up_the_others(
     network: MemoryNetwork,
 ) -> None:

@@ -113,6 +113,10 @@ class Share:
         self.queues = 0
         self.hurried = False
 
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for it to have less."""
+        return bool(self.line) or self.called is not None
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} node={self.node} held={self.held} waiting={len(self.line)}>"
 
@@ -269,9 +273,7 @@ class BufferPool:
     def is_held_up(self, share: Share | None, size: int = 0) -> bool:
         """Whether a broker gets no `size` bytes now, though they may be free: it would have more
         than it may, or somebody waits for it."""
-        return share is not None and (
-            bool(share.line) or share.called is not None or self._has_enough(share, size)
-        )
+        return share is not None and (share.is_waited_for() or self._has_enough(share, size))
 
     def has_better(self, share: Share) -> bool:
         """Whether another broker than this one, which is held up, is not, or has less than half."""
@@ -590,7 +592,7 @@ class BufferPool:
         return share
 
     def _recall(self, share: Share) -> None:
-        if not (share.line or share.called):
+        if not share.is_waited_for():
             return
         head = next(iter(self._line), None)
         if head is not None:
