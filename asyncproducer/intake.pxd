@@ -21,6 +21,7 @@ cdef enum:
     COMPILED = 1
 cdef Py_ssize_t _BYTES_PER_TURN
 cdef double _SECONDS_PER_TURN
+cdef double _SECONDS_BESIDE_COMPRESSING
 cdef Py_ssize_t _BYTES_PER_LOOK
 cdef Py_ssize_t _BYTES_PER_RECORD
 cdef Py_ssize_t _BYTES_PER_ROW
@@ -359,6 +360,7 @@ cdef class Intake:
     cdef public Py_ssize_t turn_bytes
     cdef Py_ssize_t _look_at
     cdef double _turn_ends
+    cdef double _turn_seconds
     cdef Py_ssize_t _settling
     cdef bint _settles
     cdef object __weakref__

@@ -113,9 +113,11 @@ _LONE_TURNS = 2
 
 #: How much a loop of `await enqueue()` may take in before it lets the event loop turn: at most so
 #: many bytes, where a record counts as so many more than it has; and no more after so many seconds,
-#: which are looked at each time that some of these bytes have come in.
+#: which are looked at each time that some of these bytes have come in; fewer where batches are
+#: compressed, which takes its part of a turn.
 _BYTES_PER_TURN = 1_048_576
 _SECONDS_PER_TURN = 0.00045
+_SECONDS_BESIDE_COMPRESSING = 0.0003
 _BYTES_PER_LOOK = 65_536
 _BYTES_PER_RECORD = 400
 #: The same for a row of a bulk, which counts half: it costs less.
@@ -530,6 +532,9 @@ class Intake:
         self.turn_bytes = _BYTES_PER_TURN
         self._look_at = 0
         self._turn_ends = 0.0
+        self._turn_seconds = _SECONDS_PER_TURN
+        if config.compression_type != "none":
+            self._turn_seconds = _SECONDS_BESIDE_COMPRESSING
         #: For how many turns of the loop `_settle` has been under way; 0 while it is not.
         self._settling = 0
         #: Whether `_turned` goes on with it: a call of its own costs a lone record 2 % more.
@@ -712,7 +717,7 @@ class Intake:
             self._check_usable()
         self._in_turn = True
         self._thread = get_ident()
-        self._turn_ends = self._now() + _SECONDS_PER_TURN
+        self._turn_ends = self._now() + self._turn_seconds
         self._loop.call_soon(self._turned)
 
     def _turned(self) -> None:

@@ -1384,15 +1384,19 @@ async def test_loop_of_enqueues_lets_others_run(
         assert not sent[-1].done()
 
 
-@pytest.mark.parametrize(("seconds", "records"), [(0.0, 14), (0.0002, 4), (0.001, 2)])
+@pytest.mark.parametrize(
+    ("seconds", "records", "codec"),
+    [(0.0, 14, "none"), (0.0002, 4, "none"), (0.0002, 3, "lz4"), (0.001, 2, "none")],
+)
 async def test_a_turn_takes_in_what_there_is_time_for(
-    cluster: EmbeddedCluster, new_producer: New, seconds: float, records: int
+    cluster: EmbeddedCluster, new_producer: New, seconds: float, records: int, codec: str
 ) -> None:
     """Where a record takes so long; at most a megabyte however quick that is. That it was enough
-    is seen with the record after, and the task lets the loop turn before the next."""
+    is seen with the record after, and the task lets the loop turn before the next. Compressing
+    takes its part of a turn."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
-    async with new_producer(batch_size=1000, batch_max_bytes=0) as producer:
+    async with new_producer(batch_size=1000, batch_max_bytes=0, compression_type=codec) as producer:
         await producer.warm_up("t")
         await turns()
         task = asyncio.current_task()

@@ -73,6 +73,7 @@ _MOST_HELD_SECONDS = 0.005
 
 #: What is compressed in one turn of the loop takes so many seconds or so. A batch that does not
 #: fit any more waits for the next turn if it is small: a thread would take longer to hear of it.
+#: A large one goes to a thread in any case: what else it brings about comes to the turn as well.
 _COMPRESSING_SECONDS = 0.00035
 _THREAD_BYTES = 65_536
 #: How much the newest measurement counts of how long it takes to compress a byte; and of what is
@@ -1146,7 +1147,7 @@ class Accumulator:
         if codec is None:
             return True
         size = batch.size
-        if size > self._quick_left:
+        if size > self._quick_left or size >= _THREAD_BYTES:
             batch.compressing = True
             self.to_compress.append(batch)
             return False

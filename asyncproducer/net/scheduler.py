@@ -120,8 +120,10 @@ class Scheduler:
         self._warned: dict[str, float] = {}
         self._stepping = False
         self._step_again = False
-        #: Whether `_turned` is to be called.
+        #: Whether `_turned` is to be called, and whether it is to step whatever there is: a batch
+        #: was compressed off the loop.
         self._turning = False
+        self._compressed = False
         # A dict keeps their order; that of a set differs from run to run.
         self._tasks: dict[asyncio.Task[None], None] = {}
         #: Why there is no producer id yet, where one is asked for in vain.
@@ -215,9 +217,8 @@ class Scheduler:
                     self._ask_for_leaders()
                 while accumulator.to_compress:
                     self.spawn(self._compress(accumulator.to_compress.pop()))
-                if accumulator.compressed_here and not self._turning:
-                    self._turning = True
-                    self._loop.call_soon(self._turned)
+                if accumulator.compressed_here:
+                    self._step_when_turned()
                 accumulator.give_back()
                 if not (self._step_again or accumulator.news):
                     deadline = min(accumulator.next_deadline(), self._held_until)
@@ -227,10 +228,16 @@ class Scheduler:
         finally:
             self._stepping = False
 
+    def _step_when_turned(self) -> None:
+        if not self._turning:
+            self._turning = True
+            self._loop.call_soon(self._turned)
+
     def _turned(self) -> None:
         self._turning = False
         now = self._time()
-        if self._accumulator.turned(now):
+        if self._accumulator.turned(now) or self._compressed:
+            self._compressed = False
             self.try_step(now)
 
     def _serve(self, node: int, now: float) -> None:
@@ -284,7 +291,10 @@ class Scheduler:
                 self._metrics.records_failed(batch.topic, batch.count)
         else:
             self._accumulator.compressed(batch, payload, self._time())
-        self.try_step(self._time())
+        # One step for all that ends in this turn: fewer and larger requests, and what they take is
+        # not added to this turn.
+        self._compressed = True
+        self._step_when_turned()
 
     # -- requests --------------------------------------------------------------------------
 

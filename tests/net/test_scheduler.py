@@ -2322,6 +2322,29 @@ async def test_small_batches_are_compressed_in_one_turn_after_the_other(
     assert len(cluster.received("produce")) > 1
 
 
+async def test_what_threads_have_compressed_in_one_turn_leaves_in_one_request(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(batch_size=200_000, compression_type="gzip") as producer:
+        await producer.warm_up("t4")
+        working: list[Callable[[], bytes]] = []
+        all_work = asyncio.Event()
+
+        async def slow(function: Callable[[], bytes]) -> bytes:
+            working.append(function)
+            if len(working) == 4:
+                all_work.set()
+            await all_work.wait()
+            return function()
+
+        producer._scheduler._in_thread = slow
+        sent = [producer.send_nowait("t4", bytes(100_000), partition=n) for n in range(4)]
+        await producer.flush()
+        assert [delivery.result().offset for delivery in sent] == [0] * 4
+    requests = cluster.received("produce")
+    assert len(requests) == len({request.node_id for request in requests}) < 4
+
+
 async def test_expired_while_it_is_compressed(cluster: EmbeddedCluster, new_producer: New) -> None:
     async with new_producer(**{**IMPATIENT, "batch_size": 200_000}, compression_type="gzip") as p:
         await p.warm_up("t")
