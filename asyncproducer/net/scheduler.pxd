@@ -41,6 +41,7 @@ cdef class Scheduler:
     cdef public bint _step_again
     cdef public bint _turning
     cdef public bint _compressed
+    cdef public bint _ended
     cdef public dict _tasks
     cdef public object id_error
     cdef public Py_ssize_t _id_refusals

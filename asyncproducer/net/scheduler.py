@@ -120,14 +120,15 @@ class Scheduler:
         self._warned: dict[str, float] = {}
         self._stepping = False
         self._step_again = False
-        #: Whether `_turned` is to be called, and whether it is to step whatever there is: a batch
-        #: was compressed off the loop.
+        #: Whether `_turned` is to be called, and `_step_for_compressed`.
         self._turning = False
         self._compressed = False
         # A dict keeps their order; that of a set differs from run to run.
         self._tasks: dict[asyncio.Task[None], None] = {}
         #: Why there is no producer id yet, where one is asked for in vain.
         self.id_error: KafkaError | None = None
+        #: Whether the task has ended, or is cancelling those it has begun.
+        self._ended = False
         self._id_refusals = 0
         self._id_told = False
         self.stopped = False
@@ -155,6 +156,7 @@ class Scheduler:
                         timer.cancel()
         finally:
             self._wakeup = None
+            self._ended = True  # what comes later begins no thread's work any more
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -215,10 +217,11 @@ class Scheduler:
                     self._serve(node, now)
                 if accumulator.leaderless:
                     self._ask_for_leaders()
-                while accumulator.to_compress:
+                while accumulator.to_compress and not self._ended:
                     self.spawn(self._compress(accumulator.to_compress.pop()))
-                if accumulator.compressed_here:
-                    self._step_when_turned()
+                if accumulator.compressed_here and not self._turning:
+                    self._turning = True
+                    self._loop.call_soon(self._turned)
                 accumulator.give_back()
                 if not (self._step_again or accumulator.news):
                     deadline = min(accumulator.next_deadline(), self._held_until)
@@ -228,17 +231,15 @@ class Scheduler:
         finally:
             self._stepping = False
 
-    def _step_when_turned(self) -> None:
-        if not self._turning:
-            self._turning = True
-            self._loop.call_soon(self._turned)
-
     def _turned(self) -> None:
         self._turning = False
         now = self._time()
-        if self._accumulator.turned(now) or self._compressed:
-            self._compressed = False
+        if self._accumulator.turned(now):
             self.try_step(now)
+
+    def _step_for_compressed(self) -> None:
+        self._compressed = False
+        self.try_step(self._time())
 
     def _serve(self, node: int, now: float) -> None:
         accumulator = self._accumulator
@@ -293,8 +294,9 @@ class Scheduler:
             self._accumulator.compressed(batch, payload, self._time())
         # One step for all that ends in this turn: fewer and larger requests, and what they take is
         # not added to this turn.
-        self._compressed = True
-        self._step_when_turned()
+        if not self._compressed:
+            self._compressed = True
+            self._loop.call_soon(self._step_for_compressed)
 
     # -- requests --------------------------------------------------------------------------
 

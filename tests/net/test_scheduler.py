@@ -48,6 +48,11 @@ New = Callable[..., Producer[Any, Any]]
 SINGLE: dict[str, Any] = {"batch_size": 150, "batch_max_bytes": 0, "linger_ms": 0}
 
 
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def now() -> float:
     return asyncio.get_running_loop().time()
 
@@ -2343,6 +2348,83 @@ async def test_what_threads_have_compressed_in_one_turn_leaves_in_one_request(
         assert [delivery.result().offset for delivery in sent] == [0] * 4
     requests = cluster.received("produce")
     assert len(requests) == len({request.node_id for request in requests}) < 4
+
+
+async def test_what_a_thread_has_done_does_not_give_a_turn_more_time_to_compress(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """The step that follows comes after what is compressed here in the same turn."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    async def slow(function: Callable[[], bytes]) -> bytes:
+        await done
+        return function()
+
+    async with new_producer(
+        compression_type="lz4", batch_size=200_000, linger_ms=0, adaptive_linger=False
+    ) as producer:
+        await producer.warm_up("t", "t4")
+        accumulator = producer._accumulator
+        producer._scheduler._in_thread = slow
+        producer.send_nowait("t", bytes(180_000))
+        await turns(10)
+        waited: list[int] = []
+
+        def others() -> None:
+            accumulator.quick_bytes = 300
+            accumulator.turned(loop.time())
+            for number in range(4):
+                producer.send_nowait("t4", payload(number), partition=number)
+            producer._scheduler.try_step(loop.time())
+            waited.append(len(accumulator.postponed))
+
+        loop.call_soon(loop.call_soon, others)
+        done.set_result(None)
+        await asyncio.sleep(0)
+        # In the turn of the others, after the step for what the thread has done.
+        loop.call_soon(lambda: waited.append(len(accumulator.postponed)))
+        await turns(5)
+        assert waited == [3, 3]
+
+
+@pytest.mark.parametrize("later", range(5))
+def test_no_thread_is_given_work_once_the_task_has_ended(later: int) -> None:
+    """Whoever cancels all tasks, as `asyncio.run` does in the end, leaves none behind. (On
+    asyncio's own loop, where an answer comes while the cancelled task ends.)"""
+    working: list[asyncio.Future[None]] = []
+
+    async def slow(function: Callable[[], bytes]) -> bytes:
+        working.append(asyncio.get_running_loop().create_future())
+        await working[-1]
+        return function()
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            EmbeddedCluster(topics={"t": 1}, network=network) as cluster,
+            Producer(
+                cluster.bootstrap_servers,
+                connector=network,
+                compression_type="lz4",
+                batch_size=200_000,
+            ) as producer,
+        ):
+            await producer.warm_up("t")
+            producer._scheduler._in_thread = slow
+            sent = [producer.send_nowait("t", bytes(190_000)) for _ in range(3)]
+            await turns(20)
+            working[0].set_result(None)
+            await turns(later)
+            for task in asyncio.all_tasks():
+                if task.get_name().endswith("scheduler"):
+                    task.cancel()
+            await turns(10)
+            assert "_compress" not in repr(asyncio.all_tasks())
+            with pytest.raises(AbortedError):
+                sent[-1].result()
+
+    asyncio.run(main())
 
 
 async def test_expired_while_it_is_compressed(cluster: EmbeddedCluster, new_producer: New) -> None:
