@@ -43,6 +43,7 @@ from asyncproducer import (
 )
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork, VirtualTimeLoop
 from asyncproducer.testing.clock import run
+from tests.loop import turns
 
 pytestmark = pytest.mark.virtual_time
 
@@ -59,11 +60,6 @@ def values(cluster: EmbeddedCluster, topic: str = "t", partition: int = 0) -> li
 
 def errors_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 # -- bad input ---------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
 from asyncproducer.testing.clock import VirtualTimeLoop
 from asyncproducer.testing.handlers import APIS, Call
 from asyncproducer.testing.node import Listener
+from tests.loop import turns
 
 pytestmark = pytest.mark.virtual_time
 
@@ -69,11 +70,6 @@ def values(cluster: EmbeddedCluster, topic: str, partition: int = 0) -> list[byt
 
 def now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 # -- metadata ----------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from asyncproducer.plugins import TopicView
 from asyncproducer.producer import State
 from asyncproducer.serializers import json_serializer, str_serializer
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork, clock
+from tests.loop import turns
 
 pytestmark = pytest.mark.virtual_time
 
@@ -61,11 +62,6 @@ def now() -> float:
 
 def values(cluster: EmbeddedCluster, topic: str = "t", partition: int = 0) -> list[bytes | None]:
     return [record.value for record in cluster.records(topic, partition)]
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 # -- making one --------------------------------------------------------------------------------

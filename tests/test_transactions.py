@@ -55,6 +55,7 @@ from asyncproducer.core.transactions import TransactionState
 from asyncproducer.plugins import TopicView
 from asyncproducer.testing import EmbeddedCluster
 from asyncproducer.transaction import group_metadata, offset_map
+from tests.loop import turns
 
 pytestmark = pytest.mark.virtual_time
 
@@ -113,11 +114,6 @@ def left_running() -> list[str]:
     """The tasks of producers and their connections."""
     names = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     return [name for name in names if not name.startswith(("broker-", "Task-"))]
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def works(cluster: EmbeddedCluster, producer: Producer[Any, Any]) -> None:

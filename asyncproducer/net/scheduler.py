@@ -125,10 +125,10 @@ class Scheduler:
         self._compressed = False
         # A dict keeps their order; that of a set differs from run to run.
         self._tasks: dict[asyncio.Task[None], None] = {}
-        #: Why there is no producer id yet, where one is asked for in vain.
-        self.id_error: KafkaError | None = None
         #: Whether the task has ended, or is cancelling those it has begun.
         self._ended = False
+        #: Why there is no producer id yet, where one is asked for in vain.
+        self.id_error: KafkaError | None = None
         self._id_refusals = 0
         self._id_told = False
         self.stopped = False

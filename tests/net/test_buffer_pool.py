@@ -38,6 +38,7 @@ from asyncproducer.errors import (
 )
 from asyncproducer.net.buffer_pool import BufferPool, BufferPoolStatistics, Share, Ticket
 from asyncproducer.testing.clock import VirtualTimeLoop
+from tests.loop import turns
 
 pytestmark = pytest.mark.virtual_time
 
@@ -88,11 +89,6 @@ def full_pool(total: int = TOTAL, metrics: Metrics | None = None) -> BufferPool:
     pool = BufferPool(total, loop=asyncio.get_running_loop(), metrics=metrics)
     assert pool.try_reserve(total)
     return pool
-
-
-async def turns(count: int = 3) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture

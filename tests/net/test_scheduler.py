@@ -39,6 +39,7 @@ from asyncproducer.core.sequences import MAX_EPOCH, IdState, PartitionSequences
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
 from asyncproducer.testing.faults import BatchSummary, Drop
 from asyncproducer.testing.handlers import APIS, Call
+from tests.loop import turns
 
 pytestmark = pytest.mark.virtual_time
 
@@ -46,11 +47,6 @@ New = Callable[..., Producer[Any, Any]]
 
 #: One record of 100 bytes in each batch, which leaves at once.
 SINGLE: dict[str, Any] = {"batch_size": 150, "batch_max_bytes": 0, "linger_ms": 0}
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def now() -> float:

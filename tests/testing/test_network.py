@@ -21,6 +21,7 @@ from asyncproducer.net.transport import Address, Connector, TcpConnector
 from asyncproducer.testing import clock
 from asyncproducer.testing import network as module
 from asyncproducer.testing.network import Direction, MemoryLink, MemoryNetwork, MemoryServer
+from tests.loop import turns
 
 pytestmark = pytest.mark.virtual_time
 
@@ -101,11 +102,6 @@ class Buffered(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.lost.set_result(exc)
-
-
-async def turns(count: int = 10) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], object]) -> None:
