@@ -125,8 +125,8 @@ _CLOSED_MEANWHILE = "the producer was closed while the record waited for metadat
 #: Seconds after which a close that is not done says what it waits for.
 _SILENT_CLOSE = 1.0
 
-#: Buffers that have done their work are kept beside `buffer_memory`, up to this and to a quarter of
-#: that. Those of records that are compressed come back early, and codecs want memory as well.
+#: Buffers that have done their work are kept in what is free of `buffer_memory`, up to this and to
+#: a quarter of that. Where records are compressed they come back early, and codecs want memory too.
 _SPARE_BYTES = 8 * 1024 * 1024
 _SPARE_BYTES_COMPRESSED = 2 * 1024 * 1024
 

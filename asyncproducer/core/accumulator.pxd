@@ -67,7 +67,7 @@ cdef class PartitionQueue:
 @cython.final
 cdef class Accumulator:
     cdef object _memory
-    cdef SpareBuffers _spares
+    cdef readonly SpareBuffers spares
     cdef Py_ssize_t _batch_size
     cdef Py_ssize_t _batch_max_bytes
     cdef double _linger

@@ -259,7 +259,8 @@ class Accumulator:
         spare_bytes: int = 0,
     ) -> None:
         self._memory = memory
-        self._spares = SpareBuffers(spare_bytes)
+        #: Buffers for the next batches.
+        self.spares = SpareBuffers(spare_bytes, memory)
         self._batch_size = max(1, batch_size)
         # A batch size of 1 promises one record in each batch.
         self._batch_max_bytes = batch_max_bytes if batch_size > 1 else 0
@@ -795,7 +796,7 @@ class Accumulator:
             1.0 if codec is None else self.estimator.estimate(topic.name, codec.codec_id),
             size,
             self._loop,
-            self._spares,
+            self.spares,
         )
         batch.order = (queue.next_order,)
         return batch

@@ -178,6 +178,7 @@ cdef Py_ssize_t _CRC_AT
 cdef Py_ssize_t _CRC_FROM
 cdef Py_ssize_t _LENGTH_FROM
 cdef Py_ssize_t _COPIED_BYTES
+cdef Py_ssize_t _LOST_PART
 cdef double _ESTIMATE_FACTOR
 
 cdef Py_ssize_t _field_size(object data) except -1
@@ -358,8 +359,9 @@ cdef class ProducerBatch(Outcome):
         Py_ssize_t limit,
         Py_ssize_t most,
     ) except -1
-    @cython.locals(buffer=bytearray, has=Py_ssize_t, room=Py_ssize_t, left=Py_ssize_t)
+    @cython.locals(buffer=bytearray, has=Py_ssize_t, room=Py_ssize_t, left=Py_ssize_t, much=bint)
     cdef bytearray _make_room(self, Py_ssize_t written, Py_ssize_t record_size)
+    cdef bytearray _enlarge(self, Py_ssize_t size)
     cdef tuple _written(self)
     @cython.locals(buffer=bytearray)
     cdef object _give_buffer_back(self)

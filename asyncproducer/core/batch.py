@@ -95,6 +95,9 @@ _AHEAD = 8
 #: number of C, too.
 _COPIED_BYTES = 4096
 
+#: A buffer of which more than this part would be left over is made larger instead, and copied.
+_LOST_PART = 8
+
 #: `ProducerBatch.sent_to` of what is on its way to another address of its broker than the one
 #: that is used now, or to a topic of that name that was deleted.
 GONE = -2
@@ -740,15 +743,17 @@ class ProducerBatch(Outcome):
             room = 2 * has if 2 * has < self.capacity else self.capacity
             if room < written + record_size:
                 room = written + record_size
-            PyByteArray_Resize(buffer, room)
-            self._quicken()
-            return buffer  # type: ignore[no-any-return]
+            return self._enlarge(room)
+        left = has - written
         room = self.capacity - has if self.memory > 0 else 4 * has
+        much = _LOST_PART * left > len(buffer) and room <= len(buffer)
+        if much or left + room >= record_size > room:
+            # Much would be lost, or what is lost is needed: to copy what there is costs less.
+            return self._enlarge(len(buffer) + max(room, record_size - left))
         if room < record_size:
             room = record_size
         # What the last one has left over is lost. So this one has the size that others have at this
         # step, and is used again.
-        left = has - written
         self._lost += left
         self.capacity -= left
         if self.easy > self.capacity:
@@ -761,6 +766,15 @@ class ProducerBatch(Outcome):
         self.buffer = new_buffer(room) if buffer is None else buffer
         self._quicken()
         return self.buffer
+
+    def _enlarge(self, size: int) -> bytearray:  # pragma: no cover - coverage sees no C
+        """The buffer that is written now, with as much room."""
+        if self._spares is not None:
+            self._spares.make_way()
+        buffer: Any = self.buffer
+        PyByteArray_Resize(buffer, size)
+        self._quicken()
+        return buffer  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Take no more records."""

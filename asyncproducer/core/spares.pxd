@@ -19,10 +19,13 @@ cdef bint COMPILED
 cdef class SpareBuffers:
     cdef Py_ssize_t _most_bytes
     cdef readonly Py_ssize_t size
+    cdef object _memory
     cdef dict _by_size
 
-    @cython.locals(buffers=list)
+    @cython.locals(buffers=list, buffer=bytearray)
     cpdef bytearray take(self, Py_ssize_t size)
     @cython.locals(buffers=list, size=Py_ssize_t)
     cpdef object put(self, bytearray buffer)
-    cpdef object clear(self)
+    cpdef object make_way(self)
+    @cython.locals(buffers=list, size=Py_ssize_t)
+    cdef object _shrink(self, Py_ssize_t most_bytes)

@@ -23,39 +23,58 @@ COMPILED = not __file__.endswith(".py")
 
 
 class SpareBuffers:
-    """At most `most_bytes` of buffers, by size: batches have few different ones."""
+    """At most `most_bytes` of buffers, by size: batches have few different ones.
 
-    def __init__(self, most_bytes: int) -> None:
+    `memory` is the pool that batches have their bytes from. Spares lie in what is free of it: who
+    needs a buffer of a size that is not there lets others go, until all buffers together
+    are no larger than the pool.
+    """
+
+    def __init__(self, most_bytes: int, memory: Any) -> None:
         self._most_bytes = most_bytes
+        self._memory = memory
         #: How many bytes they have.
         self.size = 0
+        #: The sizes of which there have been some for the longest time come first.
         self._by_size: dict[int, list[bytearray]] = {}
 
     def take(self, size: int) -> bytearray | None:
         """One of `size` bytes, if there is any. What it holds is left from before."""
         buffers = self._by_size.get(size)
-        if not buffers:
+        if buffers is None:
+            self.make_way()
             return None
         self.size -= size
-        return buffers.pop()
+        buffer = buffers.pop()
+        if not buffers:
+            del self._by_size[size]
+        return buffer
 
     def put(self, buffer: bytearray) -> None:
         """Keep it, unless somebody has a view of it: a transport may still have to write that."""
         if COMPILED and exports(buffer):  # pragma: no cover - coverage sees no C
             return
         size = len(buffer)
-        if self.size + size > self._most_bytes:
-            # Of sizes that are not asked for any more, perhaps.
-            self.clear()
-            if size > self._most_bytes:
-                return
+        if size > self._most_bytes:
+            return
+        self._shrink(self._most_bytes - size)
         buffers = self._by_size.get(size)
         if buffers is None:
             buffers = self._by_size[size] = []
         buffers.append(buffer)
         self.size += size
 
-    def clear(self) -> None:
-        """Keep none."""
-        self._by_size = {}
-        self.size = 0
+    def make_way(self) -> None:
+        """For a buffer that is new, or larger now: it has its bytes from the pool already."""
+        if self.size:
+            self._shrink(self._memory.available)
+
+    def _shrink(self, most_bytes: int) -> None:
+        """Let others go, those of the size first that has been there for the longest time."""
+        while self.size > most_bytes:
+            size = next(iter(self._by_size))
+            buffers = self._by_size[size]
+            buffers.pop()
+            self.size -= size
+            if not buffers:
+                del self._by_size[size]

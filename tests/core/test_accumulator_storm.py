@@ -355,6 +355,7 @@ class Storm:
             quick_bytes=300,
             adaptive_linger=setup.adaptive_linger,
             loop=self.loop,
+            spare_bytes=setup.total_memory // 4,
         )
         self.logs = [Log() for _ in range(setup.partitions)]
         for index, log in enumerate(self.logs):
@@ -713,9 +714,15 @@ class Storm:
             assert self.accumulator.next_deadline() <= first_expiry
 
     def check_memory(self) -> None:
-        """What was taken and not given back is what the batches hold."""
-        held = sum(b.memory for q in self.queues() for b in (*q.batches, *q.in_flight))
-        assert self.pool.total - self.pool.available == held
+        """What was taken and not given back is what the batches hold; and all buffers, with those
+        that are kept for the next batches, are no larger than the pool."""
+        batches = [b for q in self.queues() for b in (*q.batches, *q.in_flight)]
+        assert self.pool.total - self.pool.available == sum(b.memory for b in batches)
+        buffers = self.accumulator.spares.size
+        for batch in batches:
+            if batch.memory and batch.buffer is not None:
+                buffers += sum(len(piece.obj) for piece in batch.buffers())
+        assert buffers <= self.pool.total
 
     def check_lines(self) -> None:
         """No queue is lost: it stands in line, or has a timer, or waits for an event."""
