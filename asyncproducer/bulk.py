@@ -291,7 +291,7 @@ class Sending:
                     "of them is not sent"
                 )
             if intake is not None and not self._by_record:
-                if intake.breathing is not None:
+                if intake.spent:
                     await intake.breathe()
                 if self._memory is not None:
                     self._look_at_memory()
@@ -309,7 +309,7 @@ class Sending:
                 row = intake.enter_rows(rows, row)
                 if rows.ends(row):
                     break
-                if row > first and intake.breathing is not None:
+                if row > first and intake.spent:
                     continue  # it stopped so that the loop turns
             pool = None if intake is None else self._producer._pool
             waited = 0.0 if pool is None else pool.waited_seconds

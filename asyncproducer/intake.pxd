@@ -9,6 +9,7 @@ from asyncproducer.core.batch cimport ProducerBatch, plain_headers, size_of
 from asyncproducer.core.bulk cimport Rows
 from asyncproducer.core.delivery cimport Delivery, Waiter
 from asyncproducer.core.partitioner cimport partition_for_key
+from asyncproducer.net.buffer_pool cimport BufferPool, Share, Ticket
 
 
 cdef extern from "Python.h":
@@ -17,6 +18,8 @@ cdef extern from "Python.h":
     Py_ssize_t PyDict_GET_SIZE(PyObject *)
 
 cdef class Intake
+cdef class Breath
+cdef class Wait
 cdef enum:
     COMPILED = 1
 cdef Py_ssize_t _BYTES_PER_TURN
@@ -26,6 +29,7 @@ cdef Py_ssize_t _BYTES_PER_LOOK
 cdef Py_ssize_t _BYTES_PER_RECORD
 cdef Py_ssize_t _BYTES_PER_ROW
 cdef Py_ssize_t _ROWS_AT_ONCE
+cdef Py_ssize_t _LEAST_AT_ONCE
 cdef Py_ssize_t _MOST_IN_VAIN
 cdef bytes NO_HEADERS
 
@@ -258,6 +262,54 @@ cdef extern from *:
     void forget_stop()
 
 
+cdef class Breath:
+    cdef public bint _asyncio_future_blocking
+    cdef object _loop
+    cdef object _wakeup
+    cdef object _context
+    cdef readonly bint over
+
+    cpdef object result(self)
+    cpdef object get_loop(self)
+    cpdef object end(self)
+
+
+cdef class Wait(Breath):
+    cdef Intake _intake
+    cdef readonly Delivery delivery
+    cdef readonly object error
+
+    cpdef object result(self)
+    cdef object give(self, Delivery delivery, object error)
+
+
+cdef class Pending(Ticket):
+    cdef readonly Intake intake
+    cdef readonly str topic
+    cdef public object partition
+    cdef readonly long long timestamp
+    cdef readonly object key
+    cdef readonly object value
+    cdef readonly bytes headers
+    cdef readonly double deadline
+    cdef public Py_ssize_t place
+    cdef public TopicState state
+    cdef public object timer
+    cdef public Wait wait
+
+    cpdef bint claim(self) except -1
+    @cython.locals(accumulator=Accumulator, state=TopicState, place=Py_ssize_t, share=Share)
+    cpdef Share share(self)
+    cpdef object granted(self)
+    cpdef object refused(self, object error)
+    @cython.locals(
+        intake=Intake, state=TopicState, delivery=Delivery, size=Py_ssize_t, place=Py_ssize_t
+    )
+    cdef bint _append(self, Py_ssize_t granted) except -1
+    cpdef object resolve(self, Delivery delivery)
+    cpdef object disarm(self)
+
+
 @cython.final
 cdef class Entry:
     cdef Intake _intake
@@ -318,6 +370,7 @@ cdef class Intake:
     cdef public object loop_time
     cdef bint _open
     cdef bint _in_turn
+    cdef bint _turns
     cdef unsigned long _thread
     cdef unsigned long long _counter
     cdef unsigned long long _ms_lasts
@@ -326,13 +379,15 @@ cdef class Intake:
     cdef object _last_topic
     cdef TopicState _last_state
     cdef public Entry spare
-    cdef public object breathing
+    cdef public bint spent
+    cdef object _last_task
+    cdef object _breaths
     cdef public object partitioner
     cdef object _config
     cdef object _loop
     cdef object _metadata
     cdef object _cluster
-    cdef object _pool
+    cdef BufferPool _pool
     cdef object _pool_line
     cdef object _pool_aside
     cdef object _scheduler
@@ -459,6 +514,10 @@ cdef class Intake:
     cdef double _now(self) except? -1
     @cython.locals(taken=Py_ssize_t)
     cdef bint _look(self) except -1
+    cdef object resume(self, Breath breath)
+    @cython.locals(least=Py_ssize_t, ends=double)
+    cdef object _go_on(self)
+    cpdef bint again(self) except -1
 
 
 # How many topics and records wait. A name for each line would be counted, for each record.

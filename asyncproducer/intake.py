@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import sys
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from threading import get_ident
@@ -122,6 +122,8 @@ _BYTES_PER_LOOK = 65_536
 _BYTES_PER_RECORD = 400
 #: The same for a row of a bulk, which counts half: it costs less.
 _BYTES_PER_ROW = 60
+#: So many tasks that waited go on at once, whatever the time.
+_LEAST_AT_ONCE = 10
 #: How many rows go in at most before the budget of the turn is looked at.
 _ROWS_AT_ONCE = 500
 #: How often in a row none may go in with the one before it, until that is not tried any more.
@@ -143,7 +145,6 @@ class Pending(Ticket):
 
     __slots__ = (
         "deadline",
-        "future",
         "headers",
         "intake",
         "key",
@@ -154,6 +155,7 @@ class Pending(Ticket):
         "timestamp",
         "topic",
         "value",
+        "wait",
     )
 
     def __init__(
@@ -180,12 +182,12 @@ class Pending(Ticket):
         self.place = -1
         self.state: TopicState | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.future: asyncio.Future[Delivery] | None = None
+        self.wait: Wait | None = None
 
     def claim(self) -> bool:
         """Whether no memory is needed: the record fits a batch that is open now, or its
         caller was cancelled in this very turn, or refused, and it must not be sent."""
-        if self.future is not None and self.future.done():
+        if self.wait is not None and self.wait.over:
             return True
         return self._append(0)
 
@@ -240,28 +242,105 @@ class Pending(Ticket):
     def resolve(self, delivery: Delivery) -> None:
         """The record is buffered."""
         self.disarm()
-        if self.future is not None and not self.future.done():
-            self.future.set_result(delivery)
+        if self.wait is not None:
+            self.wait.give(delivery, None)
 
     def fail(self, error: BaseException) -> None:
         """The record will not be buffered."""
         self.disarm()
-        if self.future is not None and not self.future.done():
+        if self.wait is not None and not self.wait.over:
             self.intake.on_lost(error)
-            self.future.set_exception(error)
+            self.wait.give(None, error)
 
     def buffered(self) -> Delivery | None:
         """The Delivery, where the record was buffered in the turn that cancelled its caller."""
-        future = self.future
-        if future is None or not future.done() or future.cancelled():
-            return None
-        return None if future.exception() is not None else future.result()
+        return None if self.wait is None else self.wait.delivery
 
     def disarm(self) -> None:
         """No deadline for metadata any more."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+
+class Breath:
+    """A task lets others go first: of asyncio.Future, what a Task needs of one (see Waiter)."""
+
+    __slots__ = ("_asyncio_future_blocking", "_context", "_loop", "_wakeup", "over")
+
+    _asyncio_future_blocking: bool
+    _context: Any
+    _wakeup: Callable[[Breath], object] | None
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._wakeup = None
+        self.over = False
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Breath:
+        return self
+
+    def __next__(self) -> Breath:
+        if self.over:
+            raise StopIteration(self.result())
+        self._asyncio_future_blocking = True
+        return self
+
+    def result(self) -> Any:
+        """Nothing. (The Task asks before it goes on.)"""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the task."""
+        return self._loop
+
+    def add_done_callback(self, wakeup: Callable[[Breath], object], *, context: Any) -> None:
+        """The Task that sleeps here wants to be woken with `wakeup`, in its context."""
+        self._wakeup = wakeup
+        self._context = context
+
+    def cancel(self, msg: Any = None) -> bool:
+        """The Task was cancelled, which it remembers itself: wake it."""
+        self.over = True
+        self._loop.call_soon(self.end)
+        return False
+
+    def end(self) -> None:
+        """Run the task, as the loop would."""
+        self.over = True
+        wakeup, self._wakeup = self._wakeup, None
+        if wakeup is not None:
+            self._context.run(wakeup, self)
+            wakeup = None  # as in _wake
+
+
+class Wait(Breath):
+    """What a caller awaits whose record waits. It is over when the record's fate is known, and the
+    caller goes on when there is time in a turn of the loop."""
+
+    __slots__ = ("_intake", "delivery", "error")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, intake: Intake) -> None:
+        super().__init__(loop)
+        self._intake = intake
+        self.delivery: Delivery | None = None
+        self.error: BaseException | None = None
+
+    def result(self) -> Any:
+        """The Delivery, or the error is raised."""
+        if self.error is not None:
+            raise self.error
+        return self.delivery
+
+    def give(self, delivery: Delivery | None, error: BaseException | None) -> None:
+        """Now it is known. Nothing happens where it is over."""
+        if not self.over:
+            self._intake.resume(self)
+            self.delivery = delivery
+            self.error = error
+            self.over = True
 
 
 class Entry:
@@ -339,7 +418,7 @@ class Entry:
         topic, value, key, headers = self._topic, self._value, self._key, self._headers
         partition, timestamp = self._partition, self._timestamp
         self._value = self._key = self._headers = self._partition = self._timestamp = None
-        if not self._sends and intake.breathing is not None:
+        if not self._sends and intake.spent and intake.again():
             self._inner = intake.enter_later(topic, value, key, headers, partition, timestamp)
             return None
         entered = intake.enter(topic, value, key, headers, partition, timestamp)
@@ -481,14 +560,19 @@ class Intake:
         # Asking for the running loop is a system call in CPython 3.11, so it is asked once in
         # each of its turns; until it turns again, the thread tells.
         self._in_turn = False
+        #: Whether `_turned` is going to be called.
+        self._turns = False
         self._thread = 0
         #: The last time that was asked for, the processor's counter before that, and how far it
         #: goes at least until the millisecond is over.
         self._ms = self._counter = self._ms_lasts = 0
         #: An Entry that has done its work.
         self.spare: Entry | None = None
-        #: A task that filled several batches in a row and shall let the loop turn.
-        self.breathing: asyncio.Task[Any] | None = None
+        #: Whether as much came in as a turn of the loop takes; who had a record after that; and who
+        #: lets the loop turn before the next one, in order.
+        self.spent = False
+        self._last_task: asyncio.Task[Any] | None = None
+        self._breaths: deque[Breath] = deque()
         self.partitioner = partitioner_of(config.partitioner)
         self._config = config
         self._loop = loop
@@ -656,7 +740,7 @@ class Intake:
         state = self._last_state
         if entry._topic is not self._last_topic or state is None or not state.known:
             return None
-        if not self._plain or not self._here() or self.breathing is not None:
+        if not self._plain or not self._here() or (self.spent and not entry._sends):
             return None
         if self._somebody_waits():
             return None
@@ -718,10 +802,13 @@ class Intake:
         self._in_turn = True
         self._thread = get_ident()
         self._turn_ends = self._now() + self._turn_seconds
-        self._loop.call_soon(self._turned)
+        if not self._turns:
+            self._loop.call_soon(self._turned)
+            self._turns = True
 
     def _turned(self) -> None:
-        self._in_turn = False
+        self._in_turn = self.spent = self._turns = False
+        self._last_task = None
         self._taken = self._look_at = 0
         if self.accumulator.pouring and not self._pouring:
             self._scheduler.wake()  # what was held up gets no more
@@ -734,6 +821,29 @@ class Intake:
         if self._settles:
             self._settles = False
             self._settle()
+        if self._breaths:
+            self._go_on()
+
+    def resume(self, breath: Breath) -> None:
+        """Run its task when those before it have had their turn."""
+        if not self._turns:
+            self._loop.call_soon(self._turned)
+            self._turns = True
+        self._breaths.append(breath)
+
+    def _go_on(self) -> None:
+        """Run those who let the loop turn, for as long as a turn may take."""
+        breaths = self._breaths
+        least = _LEAST_AT_ONCE
+        ends = self._now() + self._turn_seconds
+        try:
+            while breaths and not self.spent and (least > 0 or self._now() < ends):
+                breaths.popleft().end()
+                least -= 1
+        finally:
+            if breaths and not self._turns:
+                self._loop.call_soon(self._turned)
+                self._turns = True
 
     def _look(self) -> bool:
         """Whether this task shall let the loop turn before its next record."""
@@ -741,11 +851,20 @@ class Intake:
         if taken <= self.turn_bytes and self._now() < self._turn_ends:
             self._look_at = min(taken + _BYTES_PER_LOOK, self.turn_bytes)
             return False
-        # Another task may have some as well.
         self._taken = 0
         self._look_at = min(_BYTES_PER_LOOK, self.turn_bytes)
-        self.breathing = asyncio.current_task()
+        self.spent = True
+        self._last_task = asyncio.current_task()
         return True
+
+    def again(self) -> bool:
+        """Where the turn is spent, whether the task has had a record since: each may have one, so
+        that who has no more than that does not wait."""
+        task = asyncio.current_task()
+        if task is self._last_task:
+            return True
+        self._last_task = task
+        return False
 
     def _today(self) -> int:
         """The time in ms since 1970.
@@ -1056,24 +1175,25 @@ class Intake:
         )
 
     async def breathe(self) -> None:
-        """Let the loop turn, for a task that has filled several batches in a row: answers must
+        """Let the loop turn, for a task that has records when the turn is spent: answers must
         be read as well. Before its next record is taken, so that a cancellation finds nothing
         half done. Raises IllegalStateError where the next transaction has begun meanwhile."""
-        breathing = self.breathing
-        if breathing is not None and breathing.done():
-            self.breathing = None
-        if breathing is asyncio.current_task():
-            self.breathing = None
-            openings = self.openings
-            self._pouring = self.accumulator.pouring = True
-            await asyncio.sleep(0)
-            # An abort of what no broker has heard of takes no turn.
-            if openings != self.openings:
-                raise IllegalStateError("the transaction that the record was sent in has ended")
+        if self.spent and self.again():
+            await self._breathe()
+
+    async def _breathe(self) -> None:
+        openings = self.openings
+        self._pouring = self.accumulator.pouring = True
+        breath = Breath(self._loop)
+        self.resume(breath)
+        await breath
+        # An abort of what no broker has heard of takes no turn.
+        if openings != self.openings:
+            raise IllegalStateError("the transaction that the record was sent in has ended")
 
     async def enter_later(self, topic: str, *record: Any) -> Delivery:
-        """`breathe`, then `enter`."""
-        await self.breathe()
+        """Let the loop turn, then `enter`."""
+        await self._breathe()
         entered = self.enter(topic, *record)
         if type(entered) is Delivery:
             return entered
@@ -1084,7 +1204,10 @@ class Intake:
         openings = self.openings
         before = cancellations()
         try:
-            return await self._wait(entered)
+            delivery = await self._wait(entered)
+            if self.spent:
+                self._last_task = asyncio.current_task()  # it has had one
+            return delivery
         except BaseException as error:
             # Who was cancelled knows that the record is not in. But the user's own code may raise a
             # CancelledError as well, and a GeneratorExit: nobody can tell whose that is.
@@ -1104,10 +1227,11 @@ class Intake:
                 entered = await entered
                 continue
             pending = entered
-            if pending.future is None:
-                raise AssertionError("a pending record has a future")
+            if pending.wait is None:
+                raise AssertionError("somebody waits for what becomes of the record")
             try:
-                return await pending.future
+                delivery: Delivery = await pending.wait
+                return delivery
             except BaseException:
                 # Cancelled, or the coroutine was closed: nobody waits any more.
                 self._withdraw(pending)
@@ -1166,7 +1290,7 @@ class Intake:
             if wait:
                 raise self.metadata_timeout(pending)
             raise self._decline(self._not_ready(pending))
-        pending.future = self._loop.create_future()
+        pending.wait = Wait(self._loop, self)
         pending.timer = self._loop.call_at(pending.deadline, self._metadata_timed_out, pending)
         if line is None:
             line = (self._absent if known else self._lines).setdefault(topic, OrderedDict())
@@ -1174,7 +1298,7 @@ class Intake:
         return pending
 
     def _metadata_timed_out(self, pending: Pending) -> None:
-        if pending.future is not None and not pending.future.done():
+        if pending.wait is not None and not pending.wait.over:
             self._withdraw(pending)
             pending.fail(self.metadata_timeout(pending))
 
@@ -1296,8 +1420,8 @@ class Intake:
 
     def _join_pool(self, pending: Pending) -> None:
         pending.disarm()
-        if pending.future is None:
-            pending.future = self._loop.create_future()
+        if pending.wait is None:
+            pending.wait = Wait(self._loop, self)
         size = self.accumulator.batch_bytes(pending.key, pending.value, pending.headers)
         self._pool.enter(size, pending.deadline, pending)
         self.tell_news()
@@ -1308,7 +1432,7 @@ class Intake:
         served = 0
         while line:
             pending = next(iter(line))
-            if pending.future is None or pending.future.done():
+            if pending.wait is None or pending.wait.over:
                 del line[pending]
                 continue
             if served >= _SERVED_AT_ONCE:

@@ -871,7 +871,7 @@ class Producer(Front, Generic[K, V]):
         transaction TransactionAborted and IllegalStateError; after a fatal error that very one, as
         ProducerFenced. The Delivery raises DeliveryError.
         """
-        if self._intake is not None and self._intake.breathing is not None:
+        if self._intake is not None and self._intake.spent:
             await self._intake.breathe()
         delivery = self._enter(topic, value, key, headers, partition, timestamp)
         if type(delivery) is Delivery:

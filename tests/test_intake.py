@@ -1415,6 +1415,131 @@ async def test_a_turn_takes_in_what_there_is_time_for(
         await producer.flush()
 
 
+async def test_a_turn_takes_in_no_more_from_many_tasks_than_from_one(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """But for one record of each that comes in vain. They go on in order, so none gets ahead."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    tasks, each = 30, 12
+    async with new_producer(batch_size=1000, batch_max_bytes=0) as producer:
+        await producer.warm_up("t")
+        await turns()
+        turn = 0
+
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            if turn < 1000:
+                loop.call_soon(count)
+
+        in_turn: Counter[int] = Counter()
+        counts = [0] * tasks
+
+        async def enqueue(number: int) -> None:
+            for _ in range(each):
+                await producer.enqueue("t", bytes(75_000))
+                in_turn[turn] += 1
+                counts[number] += 1
+                assert max(counts) - min(counts) <= 8
+                loop._set_time(loop.time() + 0.0002)
+
+        loop.call_soon(count)
+        await asyncio.gather(*(enqueue(number) for number in range(tasks)))
+        await producer.flush()
+    first, *others = [in_turn[number] for number in sorted(in_turn)]
+    assert first <= 4 + tasks
+    assert max(others) <= 4
+    assert sum(in_turn.values()) == tasks * each
+
+
+@pytest.mark.parametrize("cancelled", [0, 1, 4])
+async def test_cancelled_in_the_line_of_those_who_let_others_go_first(
+    cluster: EmbeddedCluster, new_producer: New, cancelled: int
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        taken = [0] * 5
+
+        async def endless(number: int) -> None:
+            while taken[number] < 2000:
+                await producer.enqueue("t", b"%d" % number + bytes(2000))
+                taken[number] += 1
+
+        tasks = [asyncio.create_task(endless(number)) for number in range(5)]
+        await turns(2)
+        tasks[cancelled].cancel()
+        tasks[cancelled].cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(end) for end in ends].count(asyncio.CancelledError) == 1
+        await producer.flush()
+    sent = Counter((value or b"")[:1] for value in values(cluster, "t"))
+    assert sent == {b"%d" % number: count for number, count in enumerate(taken)}
+    assert [count == 2000 for count in taken].count(False) == 1
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+async def test_many_who_wait_for_memory_go_on_in_order(
+    cluster: EmbeddedCluster, new_producer: New, in_python: bool
+) -> None:
+    """As tasks of C or of Python; and who comes later passes nobody."""
+    loop = asyncio.get_running_loop()
+    if in_python:
+        kind: Any = getattr(asyncio.tasks, "_PyTask")  # noqa: B009 no stub has it
+        loop.set_task_factory(lambda loop, coro, **options: kind(coro, loop=loop, **options))
+    async with new_producer(**TINY) as producer:
+        await fill(cluster, producer)
+        order: list[int] = []
+
+        async def enqueue(number: int) -> None:
+            await producer.enqueue("t", b"%0100d" % number)
+            order.append(number)
+            await producer.enqueue("t", b"%0100d" % (number + 500))
+
+        waiting = [asyncio.create_task(enqueue(number)) for number in range(5, 505)]
+        await turns()
+        assert order == []
+        assert producer.health.waiting_senders == 500
+        cluster.resume(1)
+        await asyncio.gather(*waiting)
+        await producer.flush()
+    loop.set_task_factory(None)
+    assert order == list(range(5, 505))
+    assert [int(value or b"") for value in values(cluster, "t")] == list(range(1005))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_who_ends_the_loop_takes_nobody_with_him_who_waited(error: type[BaseException]) -> None:
+    """Whoever lets the loop run on finds the others awake."""
+    loop = VirtualTimeLoop()
+    woken: list[int] = []
+
+    async def main() -> None:
+        async with EmbeddedCluster(topics={"t": 1}) as cluster:
+            address, connector = cluster.bootstrap_servers, cluster.connector
+            async with Producer(address, connector=connector, **TINY) as producer:
+                await fill(cluster, producer)
+
+                async def wait(number: int) -> None:
+                    await producer.enqueue("t", b"%0100d" % number)
+                    woken.append(number)
+                    if number == 6:
+                        raise error
+
+                waiting = [asyncio.create_task(wait(number)) for number in range(5, 25)]
+                await turns()
+                cluster.resume(1)
+                await asyncio.wait(waiting)
+
+    task = loop.create_task(main())
+    with pytest.raises(error):
+        loop.run_until_complete(task)
+    assert woken == [5, 6]
+    loop.run_until_complete(task)
+    loop.close()
+    assert woken == list(range(5, 25))
+
+
 async def test_cancelled_while_others_need_the_loop(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:

@@ -22,6 +22,7 @@ import pytest
 from asyncproducer import BrokerRejected, Delivery, DeliveryError, RecordMetadata
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
 from asyncproducer.core.delivery import Failure
+from asyncproducer.intake import Breath
 from asyncproducer.testing.clock import VirtualTimeLoop
 
 T = TypeVar("T")
@@ -1155,3 +1156,57 @@ def test_all_sorts_of_things_happen_in_the_storms() -> None:
         "mark",
     ):
         assert what in log, what
+
+
+# -- letting others go first -------------------------------------------------------------------
+
+
+def test_a_breath_ends_when_it_is_ended(loop: Loop) -> None:
+    """Its task runs within that call, in its own context; once."""
+    place: contextvars.ContextVar[str] = contextvars.ContextVar("place", default="nowhere")
+    told: list[str] = []
+
+    async def wait(breath: Breath, name: str) -> str:
+        place.set(name)
+        await breath
+        told.append(place.get())
+        return name
+
+    async def scene() -> None:
+        breaths = [Breath(loop), Breath(loop)]
+        tasks = await asleep(wait(breaths[0], "first"), wait(breaths[1], "second"))
+
+        def end() -> None:
+            for breath in (breaths[1], breaths[1], breaths[0]):
+                breath.end()
+                told.append("ended")
+
+        await turn()
+        assert told == []
+        loop.call_soon(end)
+        assert await asyncio.gather(*tasks) == ["first", "second"]
+        assert told == ["second", "ended", "ended", "first", "ended"]
+        await breaths[0]  # it is over: nobody waits
+
+    loop.run_until_complete(scene())
+
+
+@pytest.mark.parametrize("ended", ["before", "after", "never"])
+def test_cancelled_while_others_go_first(loop: Loop, ended: str) -> None:
+    async def scene() -> None:
+        breath = Breath(loop)
+        (task,) = await asleep(await_it(breath))
+        if ended == "before":
+            loop.call_soon(breath.end)
+        task.cancel()
+        task.cancel()
+        if ended == "after":
+            loop.call_soon(breath.end)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await turn()
+
+    async def await_it(breath: Breath) -> None:
+        await breath
+
+    loop.run_until_complete(scene())

@@ -80,7 +80,7 @@ from asyncproducer.errors import (
     RecordTooLarge,
     again,
 )
-from asyncproducer.net.waiting import Changes
+from asyncproducer.net.waiting import Changes, time_of
 
 if TYPE_CHECKING:
     from asyncproducer.core.metrics import Metrics
@@ -201,6 +201,7 @@ class BufferPool:
         "_serving",
         "_set_aside",
         "_shares",
+        "_time",
         "_timer",
         "_timer_at",
         "_told_seconds",
@@ -228,6 +229,7 @@ class BufferPool:
         self.waited_seconds = 0.0
         self.closed = False
         self._loop = loop
+        self._time = time_of(loop)
         self._metrics = metrics
         # What of waited_seconds the metrics have.
         self._told_seconds = 0.0
@@ -322,7 +324,7 @@ class BufferPool:
             self._check(size)
             return False
         if share is not None and (
-            self.is_held_up(share, size) or (spares and self._has_enough(share, size, spares=True))
+            self.is_held_up(share, size) or (spares and self._has_enough(share, size, True))
         ):
             return False
         self.available -= size
@@ -360,7 +362,7 @@ class BufferPool:
         ticket._held = 0
         ticket._called = None
         ticket._deadline = deadline
-        ticket._entered = now = self._loop.time()
+        ticket._entered = now = self._time()
         self._line[ticket] = None
         self.serve()
         if not self._waits(ticket):
@@ -375,7 +377,7 @@ class BufferPool:
 
     def turned_away(self) -> None:
         """Somebody who would not wait found no room: counts as exhausted."""
-        self._count_exhausted(self._loop.time())
+        self._count_exhausted(self._time())
 
     def leave(self, ticket: Ticket) -> None:
         """Out of the line, with nothing; does nothing if the ticket is not in it.
@@ -383,7 +385,7 @@ class BufferPool:
         None of the ticket's callbacks is called.
         """
         if self._waits(ticket):
-            self._remove(ticket, self._loop.time())
+            self._remove(ticket, self._time())
             self.serve()
 
     def serve(self) -> None:
@@ -431,7 +433,7 @@ class BufferPool:
         now and then. May end earlier, with the rest of somebody who wanted less."""
         if not self.closed:
             self._enough = min(self._enough, free)
-            await self._resting.wait(self._loop.time() + seconds)
+            await self._resting.wait(self._time() + seconds)
 
     def close(self, error: BaseException | None = None) -> None:
         """Refuses everybody who waits with ProducerClosed, or with `error`, and all who come
@@ -443,7 +445,7 @@ class BufferPool:
             return
         self.closed = True
         self._resting.tell()
-        now = self._loop.time()
+        now = self._time()
         tickets = self.everybody()
         # All are out before the first is told: no callback finds a line to be served.
         for ticket in tickets:
@@ -475,7 +477,7 @@ class BufferPool:
     def _waits(self, ticket: Ticket) -> bool:
         return ticket in self._line or ticket in self._set_aside
 
-    def _has_enough(self, share: Share, size: int, *, spares: bool = False) -> bool:
+    def _has_enough(self, share: Share, size: int, spares: bool = False) -> bool:
         """Whether a broker has its part, and gets no `size` bytes more."""
         if not share.held:
             return False
@@ -514,7 +516,7 @@ class BufferPool:
         if ticket not in self._line:
             return True  # it left, or the pool was closed, inside of claim()
         if claimed:
-            self._remove(ticket, self._loop.time())
+            self._remove(ticket, self._time())
             return True
         # What is available is read after claim(), which may have released some.
         given = min(ticket._asked - ticket._held, self.available)
@@ -523,7 +525,7 @@ class BufferPool:
         ticket._held += given
         if ticket._held < ticket._asked:
             return False
-        self.waited_seconds += self._loop.time() - ticket._entered
+        self.waited_seconds += self._time() - ticket._entered
         self._take_out(ticket)
         self.held -= ticket._held
         self._grant(ticket)
@@ -573,7 +575,7 @@ class BufferPool:
             if not self._waits(ticket):
                 return True
             if claimed:
-                self._remove(ticket, self._loop.time())
+                self._remove(ticket, self._time())
                 return True
         return False
 
@@ -633,7 +635,7 @@ class BufferPool:
         seconds = self.waited_seconds - self._told_seconds
         if seconds and self._metrics is not None:
             self._told_seconds = self.waited_seconds
-            self._metrics.memory_waited(seconds, self._loop.time())
+            self._metrics.memory_waited(seconds, self._time())
 
     def _count_exhausted(self, now: float) -> None:
         self.exhausted += 1
@@ -712,7 +714,7 @@ class BufferPool:
 
     def _on_timer(self) -> None:
         # asyncio may run a timer up to its clock's resolution early: then it is due.
-        now = max(self._loop.time(), self._timer_at)
+        now = max(self._time(), self._timer_at)
         self._disarm()
         self._serving = True  # what they held is passed on when all of them are out
         try:
