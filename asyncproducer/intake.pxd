@@ -29,7 +29,7 @@ cdef Py_ssize_t _BYTES_PER_LOOK
 cdef Py_ssize_t _BYTES_PER_RECORD
 cdef Py_ssize_t _BYTES_PER_ROW
 cdef Py_ssize_t _ROWS_AT_ONCE
-cdef Py_ssize_t _LEAST_AT_ONCE
+cdef Py_ssize_t _REMEMBERED
 cdef Py_ssize_t _MOST_IN_VAIN
 cdef bytes NO_HEADERS
 
@@ -271,11 +271,10 @@ cdef class Breath:
 
     cpdef object result(self)
     cpdef object get_loop(self)
-    cpdef object end(self)
 
 
 cdef class Wait(Breath):
-    cdef Intake _intake
+    cdef object _message
     cdef readonly Delivery delivery
     cdef readonly object error
 
@@ -368,6 +367,7 @@ cdef inline object plain_call(object front, object topic, object value, bint sen
 cdef class Intake:
     cdef public Accumulator accumulator
     cdef public object loop_time
+    cdef public object call_soon
     cdef bint _open
     cdef bint _in_turn
     cdef bint _turns
@@ -380,8 +380,11 @@ cdef class Intake:
     cdef TopicState _last_state
     cdef public Entry spare
     cdef public bint spent
-    cdef object _last_task
+    cdef bint _goes_round
+    cdef set _had
+    cdef object _had_last
     cdef object _breaths
+    cdef object _given
     cdef public object partitioner
     cdef object _config
     cdef object _loop
@@ -514,9 +517,14 @@ cdef class Intake:
     cdef double _now(self) except? -1
     @cython.locals(taken=Py_ssize_t)
     cdef bint _look(self) except -1
+    cdef object _has_had(self, object task)
+    cdef object _turn_soon(self)
+    cdef object _forget(self)
     cdef object resume(self, Breath breath)
-    @cython.locals(least=Py_ssize_t, ends=double)
+    cdef object resume_soon(self, Breath breath)
+    @cython.locals(ends=double)
     cdef object _go_on(self)
+    cdef object _run(self, Breath breath)
     cpdef bint again(self) except -1
 
 

@@ -122,8 +122,8 @@ _BYTES_PER_LOOK = 65_536
 _BYTES_PER_RECORD = 400
 #: The same for a row of a bulk, which counts half: it costs less.
 _BYTES_PER_ROW = 60
-#: So many tasks that waited go on at once, whatever the time.
-_LEAST_AT_ONCE = 10
+#: Of so many tasks it is known that they had a record in a turn that was spent.
+_REMEMBERED = 64
 #: How many rows go in at most before the budget of the turn is looked at.
 _ROWS_AT_ONCE = 500
 #: How often in a row none may go in with the one before it, until that is not tried any more.
@@ -242,7 +242,8 @@ class Pending(Ticket):
     def resolve(self, delivery: Delivery) -> None:
         """The record is buffered."""
         self.disarm()
-        if self.wait is not None:
+        if self.wait is not None and not self.wait.over:
+            self.intake.resume_soon(self.wait)
             self.wait.give(delivery, None)
 
     def fail(self, error: BaseException) -> None:
@@ -250,6 +251,7 @@ class Pending(Ticket):
         self.disarm()
         if self.wait is not None and not self.wait.over:
             self.intake.on_lost(error)
+            self.intake.call_soon(self.wait.end)
             self.wait.give(None, error)
 
     def buffered(self) -> Delivery | None:
@@ -317,14 +319,13 @@ class Breath:
 
 
 class Wait(Breath):
-    """What a caller awaits whose record waits. It is over when the record's fate is known, and the
-    caller goes on when there is time in a turn of the loop."""
+    """What a caller awaits whose record waits. It is over when the record's fate is known."""
 
-    __slots__ = ("_intake", "delivery", "error")
+    __slots__ = ("_message", "delivery", "error")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, intake: Intake) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
-        self._intake = intake
+        self._message: Any = None
         self.delivery: Delivery | None = None
         self.error: BaseException | None = None
 
@@ -332,15 +333,20 @@ class Wait(Breath):
         """The Delivery, or the error is raised."""
         if self.error is not None:
             raise self.error
+        if self.delivery is None:
+            raise asyncio.CancelledError(*(() if self._message is None else (self._message,)))
         return self.delivery
 
+    def cancel(self, msg: Any = None) -> bool:
+        """As Breath's. Whoever takes the cancellation back finds no Delivery all the same."""
+        self._message = msg
+        return super().cancel(msg)
+
     def give(self, delivery: Delivery | None, error: BaseException | None) -> None:
-        """Now it is known. Nothing happens where it is over."""
-        if not self.over:
-            self._intake.resume(self)
-            self.delivery = delivery
-            self.error = error
-            self.over = True
+        """Now it is known. Whoever calls this has `end` called as well."""
+        self.delivery = delivery
+        self.error = error
+        self.over = True
 
 
 class Entry:
@@ -554,6 +560,7 @@ class Intake:
     ) -> None:
         self.accumulator = accumulator
         self.loop_time = time_of(loop)
+        self.call_soon = loop.call_soon
         self._plain_time = self.loop_time is monotonic
         #: Whether records are taken now: not before the start, nor from close on.
         self._open = False
@@ -568,11 +575,16 @@ class Intake:
         self._ms = self._counter = self._ms_lasts = 0
         #: An Entry that has done its work.
         self.spare: Entry | None = None
-        #: Whether as much came in as a turn of the loop takes; who had a record after that; and who
-        #: lets the loop turn before the next one, in order.
+        #: Whether as much came in as a turn of the loop takes, or a task had its part of that; who
+        #: had a record after that (and the last who had: the others are the first); and who lets
+        #: the loop turn before the next one, in order.
         self.spent = False
-        self._last_task: asyncio.Task[Any] | None = None
+        self._goes_round = False
+        self._had: set[asyncio.Task[Any]] = set()
+        self._had_last: asyncio.Task[Any] | None = None
         self._breaths: deque[Breath] = deque()
+        #: Whose records are in that waited.
+        self._given: deque[Breath] = deque()
         self.partitioner = partitioner_of(config.partitioner)
         self._config = config
         self._loop = loop
@@ -646,6 +658,7 @@ class Intake:
     def shut(self, *, late: bool = False) -> None:
         """Take no more records. `late`: but those whose serializers are at work."""
         self._open = self._in_turn = False
+        self._forget()
         self._late = late
         self.spare = None
 
@@ -802,13 +815,14 @@ class Intake:
         self._in_turn = True
         self._thread = get_ident()
         self._turn_ends = self._now() + self._turn_seconds
-        if not self._turns:
-            self._loop.call_soon(self._turned)
-            self._turns = True
+        self._turn_soon()
 
     def _turned(self) -> None:
-        self._in_turn = self.spent = self._turns = False
-        self._last_task = None
+        self._turns = False
+        if self._breaths or self._given:
+            self._turn_soon()  # whatever is raised here, in other people's code
+        self._in_turn = False
+        self._forget()
         self._taken = self._look_at = 0
         if self.accumulator.pouring and not self._pouring:
             self._scheduler.wake()  # what was held up gets no more
@@ -821,50 +835,80 @@ class Intake:
         if self._settles:
             self._settles = False
             self._settle()
-        if self._breaths:
+        if self._breaths or self._given:
             self._go_on()
+
+    def _turn_soon(self) -> None:
+        if not self._turns:
+            self.call_soon(self._turned)
+            self._turns = True
+
+    def _forget(self) -> None:
+        """The turn is not spent, or a new one."""
+        self.spent = self._goes_round = False
+        self._had.clear()
+        self._had_last = None
 
     def resume(self, breath: Breath) -> None:
         """Run its task when those before it have had their turn."""
-        if not self._turns:
-            self._loop.call_soon(self._turned)
-            self._turns = True
+        self._turn_soon()
         self._breaths.append(breath)
 
+    def resume_soon(self, breath: Breath) -> None:
+        """Run its task in the next turn of the loop: its record is in, and who is cancelled until
+        then does not hear of it."""
+        self._turn_soon()
+        self._given.append(breath)
+
     def _go_on(self) -> None:
-        """Run those who let the loop turn, for as long as a turn may take."""
-        breaths = self._breaths
-        least = _LEAST_AT_ONCE
+        """Run those whose records are in, and those who let the loop turn, for as long as a turn
+        may take."""
+        breaths, given = self._breaths, self._given
         ends = self._now() + self._turn_seconds
-        try:
-            while breaths and not self.spent and (least > 0 or self._now() < ends):
-                breaths.popleft().end()
-                least -= 1
-        finally:
-            if breaths and not self._turns:
-                self._loop.call_soon(self._turned)
-                self._turns = True
+        while given:
+            self._run(given.popleft())
+        # Who lets the loop turn for no more records does not wait for others.
+        while breaths and not (self._open and (self.spent or self._now() >= ends)):
+            self._run(breaths.popleft())
+
+    def _run(self, breath: Breath) -> None:
+        """Run the task, which may have so much of the turn while others wait."""
+        self._look_at = min(self._taken + _BYTES_PER_LOOK, self.turn_bytes)
+        breath.end()
+        if self._goes_round:
+            self._forget()
 
     def _look(self) -> bool:
-        """Whether this task shall let the loop turn before its next record."""
+        """Whether this task shall let the loop turn, or others go first, before its next record."""
         taken = self._taken
         if taken <= self.turn_bytes and self._now() < self._turn_ends:
             self._look_at = min(taken + _BYTES_PER_LOOK, self.turn_bytes)
-            return False
-        self._taken = 0
-        self._look_at = min(_BYTES_PER_LOOK, self.turn_bytes)
+            if self.spent or not (self._breaths or self._given):
+                return self.spent
+            self._goes_round = True
+        else:
+            self._taken = 0
+            self._look_at = min(_BYTES_PER_LOOK, self.turn_bytes)
+            self._goes_round = False
+        self._turn_soon()
         self.spent = True
-        self._last_task = asyncio.current_task()
+        self._has_had(asyncio.current_task())
         return True
 
     def again(self) -> bool:
         """Where the turn is spent, whether the task has had a record since: each may have one, so
         that who has no more than that does not wait."""
         task = asyncio.current_task()
-        if task is self._last_task:
-            return True
-        self._last_task = task
+        if task is self._had_last or task in self._had:
+            return task is not None and self._open and self._loop is running_loop()
+        self._has_had(task)
         return False
+
+    def _has_had(self, task: asyncio.Task[Any] | None) -> None:
+        self._had_last = task
+        # Who begins tasks that run at once is not the last one then, but among the first.
+        if task is not None and len(self._had) < _REMEMBERED:
+            self._had.add(task)
 
     def _today(self) -> int:
         """The time in ms since 1970.
@@ -1178,10 +1222,6 @@ class Intake:
         """Let the loop turn, for a task that has records when the turn is spent: answers must
         be read as well. Before its next record is taken, so that a cancellation finds nothing
         half done. Raises IllegalStateError where the next transaction has begun meanwhile."""
-        if self.spent and self.again():
-            await self._breathe()
-
-    async def _breathe(self) -> None:
         openings = self.openings
         self._pouring = self.accumulator.pouring = True
         breath = Breath(self._loop)
@@ -1192,8 +1232,8 @@ class Intake:
             raise IllegalStateError("the transaction that the record was sent in has ended")
 
     async def enter_later(self, topic: str, *record: Any) -> Delivery:
-        """Let the loop turn, then `enter`."""
-        await self._breathe()
+        """`breathe`, then `enter`."""
+        await self.breathe()
         entered = self.enter(topic, *record)
         if type(entered) is Delivery:
             return entered
@@ -1206,7 +1246,7 @@ class Intake:
         try:
             delivery = await self._wait(entered)
             if self.spent:
-                self._last_task = asyncio.current_task()  # it has had one
+                self._has_had(asyncio.current_task())
             return delivery
         except BaseException as error:
             # Who was cancelled knows that the record is not in. But the user's own code may raise a
@@ -1290,7 +1330,7 @@ class Intake:
             if wait:
                 raise self.metadata_timeout(pending)
             raise self._decline(self._not_ready(pending))
-        pending.wait = Wait(self._loop, self)
+        pending.wait = Wait(self._loop)
         pending.timer = self._loop.call_at(pending.deadline, self._metadata_timed_out, pending)
         if line is None:
             line = (self._absent if known else self._lines).setdefault(topic, OrderedDict())
@@ -1421,7 +1461,7 @@ class Intake:
     def _join_pool(self, pending: Pending) -> None:
         pending.disarm()
         if pending.wait is None:
-            pending.wait = Wait(self._loop, self)
+            pending.wait = Wait(self._loop)
         size = self.accumulator.batch_bytes(pending.key, pending.value, pending.headers)
         self._pool.enter(size, pending.deadline, pending)
         self.tell_news()

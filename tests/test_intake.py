@@ -6,13 +6,14 @@ import asyncio
 import gc
 import inspect
 import struct
+import threading
 import time
 import traceback
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ from asyncproducer import (
     RecordTooLarge,
     SerializationError,
     TransactionAborted,
+    WrongLoopError,
 )
 from asyncproducer import intake as module
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
@@ -1538,6 +1540,132 @@ def test_who_ends_the_loop_takes_nobody_with_him_who_waited(error: type[BaseExce
     loop.run_until_complete(task)
     loop.close()
     assert woken == list(range(5, 25))
+
+
+async def test_a_bulk_takes_no_part_of_a_turn_that_is_spent(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """However many begin at a time."""
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        for node in cluster.node_ids:
+            cluster.pause(node)
+        rows = [bytes(1000)] * 500
+        tasks = [asyncio.create_task(producer.send_many("t", rows)) for _ in range(20)]
+        buffered = [0]
+        for _ in range(30):
+            await turns(1)
+            buffered.append(producer.health.buffered_bytes)
+        for node in cluster.node_ids:
+            cluster.resume(node)
+        await asyncio.gather(*tasks)
+    steps = [after - before for before, after in pairwise(buffered)]
+    assert buffered[-1] > 8_000_000
+    assert max(steps) < 4_000_000
+
+
+async def test_refused_while_many_wait_all_hear_of_it_before_close_returns(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Whatever they do then: it takes no turns of the loop that nobody may be there for."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    async with new_producer(**TINY) as producer:
+        await fill(cluster, producer)
+        told: list[type[BaseException]] = []
+
+        async def enqueue() -> None:
+            try:
+                await producer.enqueue("t", bytes(100))
+            except ProducerClosed as error:
+                told.append(type(error))
+                loop._set_time(loop.time() + 0.001)
+
+        tasks = [asyncio.create_task(enqueue()) for _ in range(500)]
+        await turns()
+        await producer.close(0)
+        assert told == [ProducerClosed] * 500
+        await asyncio.gather(*tasks)
+
+
+async def test_what_got_room_is_told_in_the_next_turn_to_however_many(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Who is cancelled later than that has an answer: nothing is sent of which nobody knows."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    options = {**TINY, "buffer_memory": 100_000, "batch_size": 20_000}
+    async with new_producer(**options) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        sent = [producer.send_nowait("t", bytes(19_000)) for _ in range(5)]
+        turn = 0
+        told: list[int] = []
+
+        async def enqueue() -> None:
+            await producer.enqueue("t", bytes(1500))
+            told.append(turn)
+            loop._set_time(loop.time() + 0.001)
+
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            if turn < 100:
+                loop.call_soon(count)
+
+        tasks = [asyncio.create_task(enqueue()) for _ in range(10)]
+        await turns()
+        assert not told
+        sent[0].add_done_callback(lambda _: count())
+        cluster.resume(1)
+        await asyncio.gather(*tasks)
+        assert set(told) <= {1, 2}, "10 times 1 ms of work, where a turn may take 0.45"
+        await producer.flush()
+
+
+async def test_who_takes_a_cancellation_back_finds_no_delivery(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """(From CPython 3.13 on a Task forgets of it then.) The record is not sent."""
+    loop = asyncio.get_running_loop()
+    async with new_producer(**TINY) as producer:
+        await fill(cluster, producer)
+        kind: Any = getattr(asyncio.tasks, "_PyTask")  # noqa: B009 no stub has it
+        task = kind(producer.enqueue("t", b"%0100d" % 5), loop=loop)
+        await turns()
+        task.cancel("enough")
+        task.uncancel()
+        task._must_cancel = False
+        with pytest.raises(asyncio.CancelledError, match="enough"):
+            await task
+        cluster.resume(1)
+    assert len(values(cluster, "t")) == 5
+
+
+async def test_a_task_of_another_loop_hears_so_also_where_a_turn_is_spent(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        intake = producer._intake
+        assert intake is not None
+        for _ in range(2000):
+            if intake.spent:
+                break
+            await producer.enqueue("t", bytes(1000))
+        assert intake.spent
+
+        async def foreign() -> None:
+            for _ in range(3):
+                with pytest.raises(WrongLoopError):
+                    await producer.enqueue("t", b"")
+
+        thread = threading.Thread(target=asyncio.run, args=[foreign()])
+        thread.start()
+        thread.join()
+        assert intake.spent
+        await producer.enqueue("t", b"")
+        assert not intake.spent
 
 
 async def test_cancelled_while_others_need_the_loop(
