@@ -864,8 +864,8 @@ class Producer(Front, Generic[K, V]):
         Waits only for the topic's metadata and for room, together at most `max_block_ms`;
         cancelled while it waits: nothing was sent, unless room had come in that very turn
         of the loop (the record is buffered then, in its place, before its caller runs).
-        Where a turn of the loop has taken in what it has time for, other tasks go first, which counts
-        for no time limit. A failed delivery that nobody looks at is logged. Arguments as in `send`.
+        Where a turn of the loop has taken in what it has time for, other tasks go first: that time
+        does not count. A failed delivery that nobody looks at is logged. Arguments as in `send`.
 
         Raises what `send` raises before the record is buffered: RecordError, MetadataTimeout,
         BufferTimeout, AuthorizationError, AuthenticationError, ProducerStateError, in a
