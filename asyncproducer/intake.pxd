@@ -279,7 +279,8 @@ cdef class Wait(Breath):
     cdef readonly object error
 
     cpdef object result(self)
-    cdef object give(self, Delivery delivery, object error)
+    cdef object give(self, Delivery delivery)
+    cdef object refuse(self, object error)
 
 
 cdef class Pending(Ticket):
@@ -367,7 +368,6 @@ cdef inline object plain_call(object front, object topic, object value, bint sen
 cdef class Intake:
     cdef public Accumulator accumulator
     cdef public object loop_time
-    cdef public object call_soon
     cdef bint _open
     cdef bint _in_turn
     cdef bint _turns

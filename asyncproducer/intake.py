@@ -244,15 +244,14 @@ class Pending(Ticket):
         self.disarm()
         if self.wait is not None and not self.wait.over:
             self.intake.resume_soon(self.wait)
-            self.wait.give(delivery, None)
+            self.wait.give(delivery)
 
     def fail(self, error: BaseException) -> None:
         """The record will not be buffered."""
         self.disarm()
         if self.wait is not None and not self.wait.over:
             self.intake.on_lost(error)
-            self.intake.call_soon(self.wait.end)
-            self.wait.give(None, error)
+            self.wait.refuse(error)
 
     def buffered(self) -> Delivery | None:
         """The Delivery, where the record was buffered in the turn that cancelled its caller."""
@@ -342,9 +341,14 @@ class Wait(Breath):
         self._message = msg
         return super().cancel(msg)
 
-    def give(self, delivery: Delivery | None, error: BaseException | None) -> None:
-        """Now it is known. Whoever calls this has `end` called as well."""
+    def give(self, delivery: Delivery) -> None:
+        """The record is in. Whoever calls this has `end` called as well."""
         self.delivery = delivery
+        self.over = True
+
+    def refuse(self, error: BaseException) -> None:
+        """It will not be: the task runs in the next turn of the loop."""
+        self._loop.call_soon(self.end)
         self.error = error
         self.over = True
 
@@ -560,7 +564,6 @@ class Intake:
     ) -> None:
         self.accumulator = accumulator
         self.loop_time = time_of(loop)
-        self.call_soon = loop.call_soon
         self._plain_time = self.loop_time is monotonic
         #: Whether records are taken now: not before the start, nor from close on.
         self._open = False
@@ -840,7 +843,7 @@ class Intake:
 
     def _turn_soon(self) -> None:
         if not self._turns:
-            self.call_soon(self._turned)
+            self._loop.call_soon(self._turned)
             self._turns = True
 
     def _forget(self) -> None:
