@@ -3,6 +3,9 @@
 ASYNCPRODUCER_BUILD
     auto      compiled if that works; if not, one message, and the same sources run as Python
     compiled  compiled, or the build fails (our tests and our wheels)
+    profiled  compiled twice, or the build fails: the second time knowing which ways through the
+              code the first one took in asyncproducer/bench/training.py, which moves the others
+              out of the caches. For GCC, it takes three times as long (benchmarks, Linux wheels)
     pure      not compiled
 
 An editable install is not compiled unless that is asked for with `compiled`: Python would go on
@@ -13,15 +16,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 MODE = os.environ.get("ASYNCPRODUCER_BUILD") or "auto"
-if MODE not in {"auto", "compiled", "pure"}:
-    raise SystemExit(f"ASYNCPRODUCER_BUILD={MODE}: it must be auto, compiled or pure")
+if MODE not in {"auto", "compiled", "profiled", "pure"}:
+    raise SystemExit(f"ASYNCPRODUCER_BUILD={MODE}: it must be auto, compiled, profiled or pure")
+MUST_COMPILE = MODE in {"compiled", "profiled"}
 
 DIRECTIVES = {
     "language_level": "3",
@@ -33,6 +39,16 @@ DIRECTIVES = {
     # without it need not switch it on for us.
     "freethreading_compatible": True,
 }
+
+#: What no training has executed is compiled as ever. The switches are recorded in the module, so
+#: that it tells how it was made.
+USE_PROFILE = [
+    "-fprofile-use",
+    "-fprofile-partial-training",
+    "-fprofile-correction",
+    "-Wno-missing-profile",
+    "-frecord-gcc-switches",
+]
 
 
 def modules_to_compile() -> list[Path]:
@@ -73,16 +89,48 @@ class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no type
     """One extension that fails takes the others with it: half of them would not fit together."""
 
     extensions: list[Extension]
+    compiler: object
 
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel: int | None = self.parallel or os.cpu_count()
 
+    def train(self) -> None:
+        """Compile what counts its branches, run it, and have the rest compiled by the counts."""
+        compiler, self.force = self.compiler, True
+        for profile in Path(self.build_temp).rglob("*.gcda"):
+            profile.unlink()
+        for extension in self.extensions:
+            extension.extra_compile_args.append("-fprofile-generate")
+            extension.extra_link_args.append("-fprofile-generate")
+        super().run()
+        self.compiler = compiler  # run() has made an object of the name
+        built = Path() if self.inplace else Path(self.build_lib)
+        subprocess.run(
+            [sys.executable, "-P", "-m", "asyncproducer.bench.training"],
+            env={
+                **os.environ,
+                "ASYNCPRODUCER_IMPL": "compiled",
+                "PYTHONPATH": os.pathsep.join([str(built.absolute()), *sys.path]),
+            },
+            check=True,
+        )
+        if not any(Path(self.build_temp).rglob("*.gcda")):
+            raise SystemExit(
+                "ASYNCPRODUCER_BUILD=profiled: the training has left no counts. This is for GCC;"
+                " with another compiler say ASYNCPRODUCER_BUILD=compiled."
+            )
+        for extension in self.extensions:
+            extension.extra_compile_args[-1:] = USE_PROFILE
+            extension.extra_link_args.pop()
+
     def run(self) -> None:
         try:
+            if MODE == "profiled":
+                self.train()
             super().run()
         except Exception as error:
-            if MODE == "compiled":
+            if MUST_COMPILE:
                 raise
             not_compiled(error)
             for extension in self.extensions:
@@ -104,7 +152,7 @@ def wanted() -> list[Extension]:
     try:
         return extensions()
     except Exception as error:
-        if MODE == "compiled":
+        if MUST_COMPILE:
             raise
         not_compiled(error)
         return []
@@ -115,4 +163,18 @@ packed = Path("build").glob("lib*/asyncproducer/**/*.p[yx]*")
 if any(not Path(*p.parts[2:]).exists() for p in packed):
     shutil.rmtree("build")
 
-setup(ext_modules=wanted(), cmdclass={"build_ext": BuildAllOrNone})
+
+def needed_to_build() -> list[str]:
+    """Beside what pyproject.toml says. `egg_info` is how pip asks for it."""
+    if MODE != "profiled" or "egg_info" not in sys.argv:
+        return []
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed: list[str] = project["dependencies"]  # what is trained must run
+    return needed
+
+
+setup(
+    ext_modules=wanted(),
+    cmdclass={"build_ext": BuildAllOrNone},
+    setup_requires=needed_to_build(),
+)

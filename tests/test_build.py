@@ -19,6 +19,9 @@ PROJECT = Path(__file__).parents[1]
 NEEDS_COMPILER = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler here"
 )
+NEEDS_GCC = pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("gcc"), reason="no GCC here"
+)
 TELL = (
     "import asyncproducer._implementation as i; from asyncproducer import small;"
     "print(i.IMPLEMENTATION, small.twice(21), small.__file__.rpartition('.')[2])"
@@ -38,6 +41,13 @@ class Build:
         (package / "small.py").write_text("def twice(x):\n    return 2 * x\n")
         (package / "small.pxd").write_text("cpdef long twice(long x)\n")
 
+    def train(self, training: str) -> None:
+        """What is run between the two compilations."""
+        bench = self.directory / "asyncproducer/bench"
+        bench.mkdir()
+        (bench / "__init__.py").touch()
+        (bench / "training.py").write_text(training)
+
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return self._python("setup.py", "--quiet", "build", "--build-lib", "built", **environment)
 
@@ -52,6 +62,15 @@ class Build:
 
     def tell(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return self._python("-c", TELL, PYTHONPATH=str(self.directory / "built"), **environment)
+
+    def needed(self, **environment: str) -> set[str]:
+        """What must be installed to build it, beside what pyproject.toml says."""
+        ask = "print(*build_meta.get_requires_for_build_wheel(), sep='\\n', file=sys.stderr)"
+        told = self._python(
+            "-c", f"import sys; from setuptools import build_meta; {ask}", **environment
+        )
+        assert told.returncode == 0, told.stderr
+        return set(told.stderr.split())
 
     def _python(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("ASYNCPRODUCER", "COV"))}
@@ -110,6 +129,43 @@ def test_compiled_fails_without_a_compiler(build: Build) -> None:
     assert build.run(ASYNCPRODUCER_BUILD="compiled", CC="no-such-compiler").returncode != 0
 
 
+@NEEDS_GCC
+def test_a_profiled_module_knows_what_the_training_did(build: Build) -> None:
+    build.train(
+        "from asyncproducer import small\nassert small.__file__.endswith('.so')\nsmall.twice(1)"
+    )
+    told = build.run(ASYNCPRODUCER_BUILD="profiled", CC="gcc")
+    assert told.returncode == 0, told.stderr
+    assert build.tell().stdout == "compiled 42 so\n"
+    (module,) = (build.directory / "built/asyncproducer").glob("small.*.so")
+    assert b"-fprofile-use" in module.read_bytes()  # and tells so
+    assert b"gcov" not in module.read_bytes()  # and counts no more
+
+
+@NEEDS_GCC
+@pytest.mark.parametrize(
+    ("training", "reason"),
+    [("", "the training has left no counts"), ("raise KeyError('no topic')", "no topic")],
+    ids=["no counts", "an error"],
+)
+def test_a_training_that_fails_is_a_build_that_fails(
+    build: Build, training: str, reason: str
+) -> None:
+    build.train(training)
+    told = build.run(ASYNCPRODUCER_BUILD="profiled", CC="gcc")
+    assert told.returncode != 0
+    assert reason in told.stderr
+
+
+@pytest.mark.parametrize(("mode", "needed"), [("profiled", True), ("compiled", False)])
+def test_a_profiled_build_asks_for_what_the_package_needs_to_run(
+    build: Build, mode: str, needed: bool
+) -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    told = build.needed(ASYNCPRODUCER_BUILD=mode)
+    assert set(project["dependencies"]) <= told if needed else not told
+
+
 def test_every_directory_with_python_is_checked_by_mypy() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     found = {"setup.py"} | {
@@ -124,4 +180,4 @@ def test_every_directory_with_python_is_checked_by_mypy() -> None:
 def test_another_word_is_refused(build: Build) -> None:
     told = build.run(ASYNCPRODUCER_BUILD="native")
     assert told.returncode != 0
-    assert "it must be auto, compiled or pure" in told.stderr
+    assert "it must be auto, compiled, profiled or pure" in told.stderr

@@ -27,6 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from asyncproducer import IMPLEMENTATION
+from asyncproducer.bench.built import built
 
 __all__ = [
     "TOLERANCE",
@@ -81,9 +82,9 @@ class ValgrindMissing(RuntimeError):
 
 
 def baseline_key() -> str:
-    """What counts can be compared: the same implementation, Python and machine."""
+    """What counts can be compared: the same build, Python and machine."""
     python = f"{platform.python_implementation()}-{'.'.join(platform.python_version_tuple()[:2])}"
-    return f"{python} {platform.machine()} {IMPLEMENTATION}"
+    return f"{python} {platform.machine()} {built()}"
 
 
 def count() -> dict[str, float]:

@@ -14,12 +14,13 @@ import sys
 from asyncproducer.bench.peers import PEERS, Job, Peer, Result, load_peer
 from asyncproducer.bench.workloads import Case
 
-__all__ = ["CANNOT", "as_text", "main"]
+__all__ = ["CANNOT", "as_text", "drive", "main"]
 
 CANNOT = 3
 
 
-async def _drive(peer: Peer, job: Job) -> Result:
+async def drive(peer: Peer, job: Job) -> Result:
+    """What a peer did that was started, given the load, and stopped."""
     from asyncproducer.bench.loads import LOADS, peak_rss_mib, warm_up
 
     await peer.start(job)
@@ -46,7 +47,7 @@ def _measure(job: Job) -> Result:
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(_drive(found(), job))
+        return runner.run(drive(found(), job))
 
 
 def main(text: str) -> int:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import asyncproducer
+from asyncproducer.bench.built import built
 from asyncproducer.bench.peers import Job, Result
 from asyncproducer.bench.serializers import serializer_of
 from asyncproducer.bench.workloads import GROUP, LINGER_MS
@@ -20,7 +21,7 @@ __all__ = ["Ours"]
 class Ours:
     """asyncproducer.Producer."""
 
-    version = f"{asyncproducer.__version__} ({asyncproducer.IMPLEMENTATION})"
+    version = f"{asyncproducer.__version__} ({built()})"
     blocking = False
 
     async def start(self, job: Job) -> None:
