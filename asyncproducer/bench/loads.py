@@ -32,6 +32,7 @@ __all__ = [
     "stalls",
     "values_of",
     "warm_up",
+    "warming",
 ]
 
 #: The longest that records of an open loop are waited for after the last has left.
@@ -322,7 +323,12 @@ async def warm_up(peer: Peer, job: Job) -> int:
     if case.run_length:
         each = replace(job, case=replace(case, run_length=1))
         once = await _fill(peer, each, len(_targets(job)))
-    return once + await _fill(peer, job, max(1, min(case.records // 10, 30_000)))
+    return once + await _fill(peer, job, warming(case))
+
+
+def warming(case: Case) -> int:
+    """How many records go first, unmeasured: a tenth, but who is slow must not need minutes."""
+    return max(1, min(case.records // 10, 100_000))
 
 
 async def flood(peer: Peer, job: Job) -> Result:

@@ -15,7 +15,7 @@ from itertools import cycle, islice
 from time import perf_counter
 from typing import TypeVar
 
-from asyncproducer.bench.loads import Meter, peak_rss_mib, percentile
+from asyncproducer.bench.loads import Meter, peak_rss_mib, percentile, warming
 from asyncproducer.bench.peers import Job, Result
 from asyncproducer.bench.workloads import payloads
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch
@@ -225,7 +225,7 @@ def _pipelined(wire: Wire, frames: list[tuple[bytes, int]]) -> None:
 
 
 def _flood(wire: Wire, job: Job) -> Result:
-    records, warm = job.case.records, max(1, job.case.records // 10)
+    records, warm = job.case.records, warming(job.case)
     before, frames = _prepared(wire, job, (warm, records))
     _pipelined(wire, before)
     meter = Meter()

@@ -40,10 +40,21 @@ from asyncproducer.bench.workloads import (
 )
 from asyncproducer.testing.kafka import KafkaCluster
 
-__all__ = ["Measurement", "Plan", "brokers_cpu_s", "facts", "measurements", "rotated", "run"]
+__all__ = [
+    "Measurement",
+    "Plan",
+    "brokers_cpu_s",
+    "facts",
+    "in_order",
+    "measurements",
+    "rotated",
+    "run",
+]
 
 #: The longest that a measurement may take, its process's start included.
 _TIMEOUT_S = 600.0
+_OURS = "asyncproducer"
+_REPLAY = "wire-replay"
 
 #: Brokers compile what they run often: after so many records they are as fast as they get.
 _WARM_UP = Case(name="warm-up", records=BASE_RECORDS)
@@ -79,13 +90,17 @@ class Measurement:
 
 def rotated(peers: Sequence[str], number: int) -> list[str]:
     """The peers in the order of round `number`, from 0 on."""
-    turn = number % len(peers)
+    turn = number % len(peers) if peers else 0
     return [*peers[turn:], *peers[:turn]]
 
 
-def _order(peers: Sequence[str], number: int) -> list[str]:
-    # The replay's batches are like those that ours had in the same round.
-    return sorted(rotated(peers, number), key="wire-replay".__eq__)
+def in_order(peers: Sequence[str], number: int) -> list[str]:
+    """The same, but the wire replay is next after ours: its batches are like those that ours had in
+    the same round, and minutes later the machine may not be as fast as it was."""
+    found = rotated([peer for peer in peers if peer != _REPLAY], number)
+    if _REPLAY in peers:
+        found.insert(found.index(_OURS) + 1 if _OURS in found else len(found), _REPLAY)
+    return found
 
 
 def measurements(plan: Plan) -> list[Measurement]:
@@ -100,7 +115,7 @@ def measurements(plan: Plan) -> list[Measurement]:
         for number, case in itertools.product(range(plan.rounds), cases):
             peers = [p for p in plan.peers or workload.peers if PEERS[p].can(case)]
             if peers:
-                found += [Measurement(workload, case, p, number) for p in _order(peers, number)]
+                found += [Measurement(workload, case, p, number) for p in in_order(peers, number)]
     return found
 
 
@@ -206,7 +221,7 @@ class _Bench:
 
     def warm_up(self, case: Case) -> None:
         """A measurement that nobody hears of."""
-        self.measure(Measurement(headline(), case, "asyncproducer", 0))
+        self.measure(Measurement(headline(), case, _OURS, 0))
 
     def measure(self, measurement: Measurement) -> Result:
         """The result of one process, or {"error": why not}, or {"skipped": why}."""
@@ -231,7 +246,7 @@ class _Bench:
             if not workload.shared_topics:
                 self._cluster.admin.delete_topics(*topics)
         key = f"{workload.id} {case.name}"
-        if measurement.peer == "asyncproducer" or key not in self._ours:
+        if measurement.peer == _OURS or key not in self._ours:
             self._ours[key] = result
         return result
 

@@ -15,6 +15,7 @@ from asyncproducer.bench.running import (
     Measurement,
     Plan,
     brokers_cpu_s,
+    in_order,
     measurements,
     rotated,
 )
@@ -30,8 +31,13 @@ def test_each_peer_is_first_in_some_round() -> None:
 def test_the_replay_follows_ours_whose_batches_it_has() -> None:
     plan = Plan((headline(),), ("asyncproducer", "wire-replay", "aiokafka"), rounds=3)
     peers = [each.peer for each in measurements(plan)]
-    assert peers[2::3] == ["wire-replay"] * 3
-    assert peers[::3] == ["asyncproducer", "aiokafka", "aiokafka"]
+    ours_first = ["asyncproducer", "wire-replay", "aiokafka"]
+    assert peers == [*ours_first, "aiokafka", "asyncproducer", "wire-replay", *ours_first]
+
+
+def test_without_ours_the_replay_is_last() -> None:
+    assert in_order(["wire-replay", "aiokafka", "java"], 1) == ["java", "aiokafka", "wire-replay"]
+    assert in_order(["wire-replay"], 1) == ["wire-replay"]
 
 
 def test_a_round_has_all_cases_of_its_workload() -> None:
