@@ -18,10 +18,11 @@ from asyncproducer.bench.workloads import Case
 from asyncproducer.producer import Producer
 from asyncproducer.testing import EmbeddedCluster
 
-__all__ = ["CASES", "main"]
+__all__ = ["CASES", "WHOLE", "main"]
 
 _PEER = "asyncproducer"
-_WHOLE = 20_000
+#: So many times three records that have all there is, or nothing.
+WHOLE = 20_000
 _HEADERS = [("trace", b"0123456789abcdef"), ("empty", None)]
 
 #: A function that no case executes is compiled as it would be without a profile; a branch of one
@@ -45,7 +46,7 @@ CASES = (
 def _records() -> Iterator[dict[str, object]]:
     """The arguments of records that have all there is, or nothing."""
     now = time.time_ns() // 1_000_000
-    for n in range(_WHOLE):
+    for n in range(WHOLE):
         key = b"key-%d" % (n % 1_000)
         yield {"value": b"value", "key": key}
         yield {"value": None, "key": key, "headers": _HEADERS}
