@@ -2,13 +2,13 @@
 
 ASYNCPRODUCER_BUILD
     auto      compiled if that works; if not, one message, and the same sources run as Python
-    compiled  compiled, or the build fails (our tests and our wheels)
-    profiled  compiled twice, or the build fails: the second time knowing which ways through the
-              code the first one took in asyncproducer/bench/training.py, which moves the others
-              out of the caches. For GCC, it takes three times as long (benchmarks, Linux wheels)
+    compiled  compiled, or the build fails (our tests, and wheels but for Linux)
+    profiled  compiled twice by GCC, or the build fails: the second time it is known which branches
+              asyncproducer/bench/training.py has taken, and the others are laid elsewhere. Takes
+              three times as long (benchmarks, and wheels for Linux)
     pure      not compiled
 
-An editable install is not compiled unless that is asked for with `compiled`: Python would go on
+An editable install is not compiled unless `compiled` or `profiled` is asked for: Python would go on
 to import the compiled module after its source was edited.
 """
 
