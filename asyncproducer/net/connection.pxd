@@ -84,6 +84,7 @@ cdef class Connection:
         now=double,
         piece=list,
     )
+    cdef object _write_pieces(self, object transport)
     cdef object _write_on(self, object transport)
     cpdef object _data_received(self, object data)
     @cython.locals(request=Pending)

@@ -211,6 +211,10 @@ class Connection:
             and not self._paused
             and not self._outbox
             and not self._draining
+            # asyncio has seen its end, and tells us in the next turn. What is written until then is
+            # never read, and CPython 3.12 and 3.13 are not fit for it: see `_write_on`.
+            and self._transport is not None
+            and not self._transport.is_closing()
         )
 
     def _why_not(self, now: float) -> str:
@@ -220,6 +224,8 @@ class Connection:
             return "it is about to authenticate again"
         if self._paused or self._outbox:
             return "the socket takes no more bytes"
+        if self._transport is None or self._transport.is_closing():
+            return "it has just been lost"
         if now < self._throttled_until:
             return f"the broker throttles it for {self._throttled_until - now:.3f} s more"
         return f"{len(self._in_flight)} requests are in flight, the most allowed"
@@ -518,10 +524,25 @@ class Connection:
         self._metrics.written(self.node.node_id, size, self.last_used)
 
     def _write_on(self, transport: asyncio.Transport) -> None:
-        """Give the transport what it takes, but not for long in a turn of the loop."""
+        """Give the transport what it takes, but not for long in a turn of the loop.
+
+        Nothing once it is closing: `writelines` of CPython 3.12 and 3.13 (gh-136234) would fail, or
+        watch the socket on: its number is soon that of another, which then waits in vain.
+        """
+        try:
+            self._write_pieces(transport)
+        except Exception as exc:
+            # Nobody knows what it has taken. Who sends is to have its request in flight before it
+            # hears of the end, and what follows must not get behind half a request.
+            error = ConnectionFailed(f"writing to {self._name} failed: {exc!r}")
+            error.__cause__ = exc
+            self._loop.call_soon(self.close, error)
+            transport.abort()
+
+    def _write_pieces(self, transport: asyncio.Transport) -> None:
         outbox = self._outbox
         began = -1.0
-        while outbox and not self._paused:
+        while outbox and not self._paused and not transport.is_closing():
             before = len(outbox)
             large = before >= _LARGE_BYTES
             if large:
@@ -748,9 +769,13 @@ class Connection:
             # Not made yet, then `_connect` ends it; or lost already.
             self._gone.set()
         elif peaceful:
-            while self._outbox:
-                transport.writelines(self._outbox.take())
-            transport.close()
+            try:
+                while self._outbox and not transport.is_closing():
+                    transport.writelines(self._outbox.take())
+                transport.close()
+            except Exception as exc:
+                logger.debug("%s did not get the last bytes: %r", self._name, exc)
+                transport.abort()
             self._close_timer = self._loop.call_later(CLOSE_GRACE, transport.abort)
         else:
             transport.abort()

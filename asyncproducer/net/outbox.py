@@ -47,8 +47,9 @@ class Outbox:
         """
         before = self._size
         for buffer in buffers:
-            self._buffers.append(buffer)
-            self._size += len(buffer)
+            if len(buffer):  # CPython 3.12 and later wait for ever to write nothing
+                self._buffers.append(buffer)
+                self._size += len(buffer)
         return self._size - before
 
     def take(self, most: int = PIECE_BYTES) -> list[Buffer]:

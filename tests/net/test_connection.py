@@ -114,6 +114,12 @@ class Pipe(asyncio.Transport):
         #: Whether it takes one piece and then has to be emptied.
         self.full = False
         self.lost = False
+        #: Whether asyncio has seen the end, but not told of it.
+        self.closing = False
+        #: With which write it sees it.
+        self.closes_at = 0
+        #: What a write raises.
+        self.error: Exception | None = None
         self.left = 0
         self._frames = FrameReader()
 
@@ -122,7 +128,10 @@ class Pipe(asyncio.Transport):
 
     def writelines(self, list_of_data: Any) -> None:
         assert self.ended is None, "written after the end"
+        if self.error is not None:
+            raise self.error
         self.writes.append(list(list_of_data))
+        self.closing = self.closing or len(self.writes) == self.closes_at
         for received in self._frames.feed(b"".join(list_of_data)):
             asyncio.get_running_loop().call_soon(self.broker.got, self, bytes(received))
         if self.full:
@@ -132,7 +141,7 @@ class Pipe(asyncio.Transport):
         return self.left
 
     def is_closing(self) -> bool:
-        return self.ended is not None or self.lost
+        return self.ended is not None or self.lost or self.closing
 
     def close(self) -> None:
         self.ended = "close"
@@ -643,6 +652,61 @@ async def test_nothing_is_written_when_it_cannot_send() -> None:
     with pytest.raises(IllegalStateError, match="it is CLOSED"):
         client.send("closed")
     assert client.events == ["closed"]
+
+
+async def test_nothing_is_written_to_what_asyncio_knows_is_lost() -> None:
+    """It says so in the next turn of the loop, and whoever comes before that must wait for it."""
+    client, broker = await ready()
+    written = len(broker.pipe.writes)
+    broker.pipe.closing = True
+    assert not client.can_send()
+    with pytest.raises(IllegalStateError, match="it has just been lost"):
+        client.send("late")
+    assert len(broker.pipe.writes) == written
+    broker.pipe.hang_up()
+    assert client.events == ["closed"]
+
+
+async def test_what_is_found_lost_by_writing_gets_no_more() -> None:
+    client, broker = await ready()
+    broker.pipe.writes.clear()
+    broker.pipe.closes_at = 2
+    client.send("large", buffers=[bytes(3 * PIECE_BYTES)])
+    assert len(broker.pipe.writes) == 2
+    broker.pipe.hang_up()
+    await settle()
+    assert len(broker.pipe.writes) == 2
+    assert client.events == ["large: ConnectionFailed", "closed"]
+
+
+@pytest.mark.parametrize("ends", ["by itself", "in peace", "with a reason"])
+async def test_a_transport_that_fails_is_a_connection_that_is_lost(ends: str) -> None:
+    """Who sends hears of it once, and not in the middle of sending."""
+    client, broker = await ready()
+    client.send("before")
+    broker.pipe.error = MemoryError("no room")
+    client.send("a")
+    assert client.events == []
+    assert not client.can_send(), "what follows would get behind half a request"
+    if ends != "by itself":
+        client.connection.close(ConnectionFailed("enough") if ends == "with a reason" else None)
+    await settle()
+    assert client.events == ["before: ConnectionFailed", "a: ConnectionFailed", "closed"]
+    if ends == "by itself":
+        assert isinstance(client.reason, ConnectionFailed)
+        assert "no room" in str(client.reason)
+        assert client.reason.__cause__ is broker.pipe.error
+
+
+async def test_the_last_bytes_may_fail_to_leave() -> None:
+    client, broker = await ready()
+    broker.pipe.full = True
+    client.send("large", buffers=[bytes(3 * PIECE_BYTES)])
+    broker.pipe.error = TypeError("a bug of somebody else")
+    client.connection.close()
+    assert broker.pipe.ended == "abort"
+    await settle()
+    assert client.events == ["large: ConnectionFailed", "closed"]
 
 
 def sizes(pipe: Pipe) -> list[int]:
