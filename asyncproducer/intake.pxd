@@ -500,6 +500,7 @@ cdef class Intake:
     )
     @cython.locals(accumulator=Accumulator)
     cdef object _after_news(self)
+    cdef object _settle_soon(self)
     @cython.locals(
         state=TopicState,
         size=Py_ssize_t,

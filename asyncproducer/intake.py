@@ -1159,12 +1159,7 @@ class Intake:
     def _after_news(self) -> None:
         """A batch began or became full: let the scheduler know."""
         accumulator = self.accumulator
-        if accumulator.fresh and not self._settling:
-            self._settling = 1
-            if self._in_turn:
-                self._settles = True
-            else:
-                self._loop.call_soon(self._settle)
+        self._settle_soon()
         for node, line in accumulator.ready.items():
             # The connection has nothing to do, or there is enough for a request of decent size: it
             # leaves now, and the broker works while the loop has not turned yet.
@@ -1180,6 +1175,14 @@ class Intake:
         accumulator.news = False
         if not self._settling:
             self._scheduler.wake()
+
+    def _settle_soon(self) -> None:
+        if self.accumulator.fresh and not self._settling:
+            self._settling = 1
+            if self._in_turn:
+                self._settles = True
+            else:
+                self._loop.call_soon(self._settle)
 
     def _settle(self) -> None:
         """One turn of the loop later: is anybody still adding to the new batches?"""
@@ -1203,6 +1206,7 @@ class Intake:
     def tell_news(self) -> None:
         """Somebody else than a caller of ours appended: let the scheduler know, if need be."""
         if self.accumulator.news:
+            self._settle_soon()
             self._scheduler.wake()
 
     def _decline(self, error: KafkaError) -> KafkaError:

@@ -1040,6 +1040,42 @@ async def test_largest_record_is_sent(cluster: EmbeddedCluster, new_producer: Ne
             await producer.send("t", bytes(10_001 - overhead))
 
 
+async def test_who_has_waited_for_memory_does_not_linger_where_the_broker_is_idle(
+    new_producer: New,
+) -> None:
+    """Nobody adds to the batch that its memory has begun."""
+    options = {"batch_size": 1000, "buffer_memory": 1000, "max_request_size": 1000}
+    async with new_producer(linger_ms=60_000, max_block_ms=600_000, **options) as producer:
+        await producer.send("t", bytes(700))
+        began = now()
+        await asyncio.gather(*(producer.send("t", bytes(700)) for _ in range(3)))
+        assert now() - began < 1.0
+
+
+async def test_what_begins_while_others_wait_for_memory_is_not_remembered_for_ever(
+    new_producer: New,
+) -> None:
+    options = {"batch_size": 1000, "buffer_memory": 3000, "max_request_size": 1000}
+    async with new_producer(max_block_ms=600_000, **options) as producer:
+        await producer.warm_up("t")
+
+        async def send(count: int) -> None:
+            for _ in range(count):
+                await producer.send("t", bytes(900))
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(30):
+                tasks.create_task(send(10))
+            await turns(50)
+            assert producer._pool.waiting > 10
+            most = 0
+            while producer._pool.waiting > 10:
+                most = max(most, len(producer._accumulator.fresh))
+                await asyncio.sleep(0.001)
+        assert producer.metrics()["record_send_total"] == 300
+        assert most <= 4
+
+
 @pytest.mark.parametrize("batch_size", [1_000_000, 16_384])
 async def test_records_on_the_short_way_have_the_bytes_that_a_batch_writes(
     cluster: EmbeddedCluster, new_producer: New, batch_size: int
