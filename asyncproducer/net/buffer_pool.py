@@ -589,6 +589,9 @@ class BufferPool:
         if share is not None:
             share.queues -= 1
             self._recall(share)
+            if not share.queues and self._set_aside:
+                # The fewer there are, the more each may have.
+                self._loop.call_soon(self.serve)
         share = self.share(node)
         share.queues += 1
         return share

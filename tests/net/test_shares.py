@@ -159,6 +159,21 @@ async def test_a_broker_that_is_gone_is_no_other(pool: BufferPool) -> None:
     assert take(pool, 1)
 
 
+async def test_who_stepped_aside_is_asked_again_when_its_broker_is_the_only_one(
+    flooded: BufferPool, log: list[str]
+) -> None:
+    """The other's last partition has become its own: nothing else tells."""
+    flooded.move(None, 1)
+    other = flooded.move(None, 2)
+    give(flooded, 2)
+    Asker(flooded, log, "a", 1)
+    assert log == []
+    assert flooded.available == 11
+    flooded.move(other, 1)
+    await asyncio.sleep(0)
+    assert log == ["a"]
+
+
 async def test_the_only_broker_has_everything(pool: BufferPool, log: list[str]) -> None:
     while take(pool, 1):
         pass
