@@ -74,6 +74,7 @@ cdef class Accumulator:
     cdef double _held
     cdef Py_ssize_t _worth
     cdef double _delivery_timeout
+    cdef double _grows_for
     cdef object _retry_backoff
     cdef object _random
     cdef object _codec

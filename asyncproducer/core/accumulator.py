@@ -92,6 +92,9 @@ _LOAD_MIN_SECONDS = 0.01
 #: How many partitions are tried for a record without one, whose brokers get no more memory.
 _MOST_ELSEWHERE = 16
 
+#: A full batch gets more memory in the first of so many parts of `delivery_timeout_ms`.
+_GROWING_PARTS = 32
+
 
 class Memory(Protocol):
     """What the accumulator needs of the buffer pool."""
@@ -271,6 +274,8 @@ class Accumulator:
         self._held = min(linger, _MOST_HELD_SECONDS) if grows else 0.0
         self._worth = min(self._batch_max_bytes, _WORTH_BATCHES * batch_size)
         self._delivery_timeout = delivery_timeout
+        #: So long after its beginning a full batch gets more memory.
+        self._grows_for = delivery_timeout / _GROWING_PARTS
         self._retry_backoff = retry_backoff
         self._random = random
         self._codec = codec
@@ -629,7 +634,12 @@ class Accumulator:
                                 self._returned -= memory + granted - batch.memory
                                 self._charge(batch, memory)
                                 batch.widen(memory, batch.ripe)
-                    elif batch.ripe and not granted and batch.size + size <= topic.most_bytes:
+                    elif (
+                        batch.ripe
+                        and not granted
+                        and batch.size + size <= topic.most_bytes
+                        and now < batch.created_at + self._grows_for
+                    ):
                         # It may leave, or grow by what this record will get.
                         self._refused(queue, size, now)
                         return None
@@ -693,6 +703,10 @@ class Accumulator:
         copied.) In one, if so, where the records that come are going to fill it.
         """
         ripe = batch.ripe or batch.estimated_size() + size > batch.write_limit
+        if ripe and now >= batch.created_at + self._grows_for:
+            # All its records expire with its first one. Where nothing can leave for long, those
+            # that come later are to have their own time.
+            return False
         size += batch.size
         limit = 2 * batch.memory
         if ripe:

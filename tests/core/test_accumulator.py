@@ -1360,6 +1360,41 @@ def test_nobody_is_passed_over_by_what_grows() -> None:
     assert rig.taken() == 0
 
 
+@pytest.mark.parametrize("most", [5000, 1_000_000], ids=["small steps", "large steps"])
+def test_a_broker_that_is_away_for_long_does_not_take_the_last_with_the_first(most: int) -> None:
+    """Records expire with the first of their batch, so they are not much younger than that."""
+    rig = growing(most=most, delivery_timeout=120.0)
+    appended: dict[Delivery, float] = {}
+    for _ in range(1190):
+        appended[rig.append(bytes(100))] = rig.now
+        rig.now += 0.1
+    assert len(rig.accumulator.expire(1120.0)) > 0
+    lifetimes = [1120.0 - at for delivery, at in appended.items() if delivery.done()]
+    assert max(lifetimes) == 120.0
+    assert min(lifetimes) >= 100.0
+    sizes = [batch.size for batch in rig.queue().batches]
+    assert max(sizes) > 2000, "they grow all the same"
+
+
+@pytest.mark.parametrize("granted", [0, 1000])
+def test_a_full_batch_that_is_old_gets_no_more_memory(granted: int) -> None:
+    rig = growing(delivery_timeout=32.0)
+    rig.append(bytes(900))
+    rig.append(bytes(900))
+    first = rig.queue().open
+    assert first is not None
+    assert first.ripe
+    rig.now += 1.0
+    memory = first.memory
+    rig.memory.available -= granted
+    while rig.queue().open is first:
+        assert rig.try_append(bytes(900), granted=granted) is not None
+        granted = 0
+    assert first.memory == memory
+    assert [batch.count for batch in rig.queue().batches][1:] == [1]
+    assert rig.taken() == sum(batch.memory for batch in rig.queue().batches)
+
+
 def test_what_is_granted_for_a_batch_that_may_not_grow_makes_another() -> None:
     rig = growing(most=2500)
     rig.append(bytes(900))
