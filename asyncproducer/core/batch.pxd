@@ -359,7 +359,14 @@ cdef class ProducerBatch(Outcome):
         Py_ssize_t limit,
         Py_ssize_t most,
     ) except -1
-    @cython.locals(buffer=bytearray, has=Py_ssize_t, room=Py_ssize_t, left=Py_ssize_t, much=bint)
+    @cython.locals(
+        buffer=bytearray,
+        following=bytearray,
+        has=Py_ssize_t,
+        room=Py_ssize_t,
+        left=Py_ssize_t,
+        much=bint,
+    )
     cdef bytearray _make_room(self, Py_ssize_t written, Py_ssize_t record_size)
     cdef bytearray _enlarge(self, Py_ssize_t size)
     cdef tuple _written(self)

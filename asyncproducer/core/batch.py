@@ -752,6 +752,10 @@ class ProducerBatch(Outcome):
             return self._enlarge(len(buffer) + max(room, record_size - left))
         if room < record_size:
             room = record_size
+        # Before anything is changed: it may be what there is no memory for.
+        following: Any = None if self._spares is None else self._spares.take(room)
+        if following is None:
+            following = new_buffer(room)
         # What the last one has left over is lost. So this one has the size that others have at this
         # step, and is used again.
         self._lost += left
@@ -762,10 +766,9 @@ class ProducerBatch(Outcome):
             self._full = []
         self._full.append((buffer, written - self._before))
         self._before = written
-        buffer = None if self._spares is None else self._spares.take(room)
-        self.buffer = new_buffer(room) if buffer is None else buffer
+        self.buffer = following
         self._quicken()
-        return self.buffer
+        return following  # type: ignore[no-any-return]
 
     def _enlarge(self, size: int) -> bytearray:  # pragma: no cover - coverage sees no C
         """The buffer that is written now, with as much room."""

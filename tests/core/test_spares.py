@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,6 +180,26 @@ def test_a_record_that_needs_all_of_the_memory_gets_it() -> None:
     batch.seal()
     assert [len(piece.obj) for piece in batch.buffers()] == [1000]
     assert values(batch) == [b"v" * 100, b"w" * 800]
+
+
+@compiled_only
+@pytest.mark.parametrize("in_bulk", [False, True])
+def test_a_buffer_that_there_is_no_memory_for_costs_no_record(in_bulk: bool) -> None:
+    batch = ProducerBatch("t", 0, write_limit=1000, created_at=0.0, memory=1000)
+    assert batch.try_append(5, None, b"v" * 800, NO_HEADERS) is not None
+    batch.widen(2**62, True)
+    append: Any = partial(batch.try_append, 5, None, b"w" * 500, NO_HEADERS)
+    if in_bulk:
+        listed = ListedValues([b"w" * 500])
+        append = partial(batch.append_values, listed, 0, 1, 5, 2**61, 10**6)
+    with pytest.raises(MemoryError):
+        append()
+    batch.widen(1000, True)
+    assert batch.try_append(5, None, b"x" * 10, NO_HEADERS) is not None
+    batch.close()
+    batch.seal()
+    assert values(batch) == [b"v" * 800, b"x" * 10]
+    assert len(b"".join(batch.buffers())) == batch.size
 
 
 @given(
