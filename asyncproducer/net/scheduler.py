@@ -283,9 +283,10 @@ class Scheduler:
         codec = batch.codec
         if codec is None:
             return
-        records = batch.uncompressed()
         try:
-            payload = await self._in_thread(partial(codec.compress, records))
+            # Nothing here keeps the records: what they lie in serves the next batch only if nobody
+            # has a view of it.
+            payload = await self._in_thread(partial(codec.compress, batch.uncompressed()))
         except Exception as error:
             logger.exception("%s-%d: a batch cannot be compressed", batch.topic, batch.partition)
             if self._accumulator.not_compressed(batch, error, self._time()):

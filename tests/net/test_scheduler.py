@@ -16,6 +16,7 @@ from typing import Any, Literal
 import pytest
 
 from asyncproducer import (
+    IMPLEMENTATION,
     AbortedError,
     AuthorizationError,
     BrokerError,
@@ -2446,6 +2447,15 @@ async def test_expired_while_it_is_compressed(cluster: EmbeddedCluster, new_prod
             await closing
         await p.send("t", payload(1))
     assert stored(cluster) == [1]
+
+
+@pytest.mark.skipif(IMPLEMENTATION != "compiled", reason="only that uses buffers again")
+async def test_a_batch_compressed_by_a_thread_leaves_its_buffer_to_others(
+    new_producer: New,
+) -> None:
+    async with new_producer(batch_size=200_000, compression_type="lz4") as p:
+        await p.send("t", bytes(150_000))
+        assert p._accumulator.spares.size > 150_000
 
 
 async def test_failing_compression_is_reported(
