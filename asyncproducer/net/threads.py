@@ -12,7 +12,11 @@ from typing import Any, TypeAlias, TypeVar
 import anyio
 import anyio.to_thread
 
+from asyncproducer.logs import guarded
+
 __all__ = ["Workers", "jobs_elsewhere"]
+
+logger = guarded("asyncproducer.net.threads")
 
 T = TypeVar("T")
 
@@ -36,6 +40,7 @@ class Workers:
         #: What is done while there is more to do; the threads add, the loop takes.
         self._done: deque[_Done] = deque()
         self._to_be_told = False
+        self._warned = False
         self._workers: set[asyncio.Task[_Done | None]] = set()
         #: Those that are awaited.
         self._futures: set[asyncio.Future[Any]] = set()
@@ -73,10 +78,18 @@ class Workers:
             # By somebody who ends all tasks. Its thread goes on, but with this line alone.
             self._line, self._done = deque(), deque()
             self._refuse([*self._futures], RuntimeError("its worker was cancelled"))
-        elif error := worker.exception():  # there is no thread to be had
-            refused = [future for _, future in self._line]
-            self._line.clear()
-            self._refuse(refused, error)
+        elif error := worker.exception():
+            if self._workers:
+                return  # who has a thread takes what is in the line
+            # There is no thread to be had: a late turn of the loop is better than a lost record.
+            # One job a turn, so that the loop goes on, and the next may have a thread again.
+            if not self._warned:
+                self._warned = True
+                logger.warning("no thread to compress in, so the loop waits for it: %s", error)
+            done = self._next(self._line)
+            if done is not None:
+                self._tell_one(*done)
+            self._begin()
         else:
             self._tell()
             last = worker.result()
@@ -88,7 +101,18 @@ class Workers:
         """In the thread: all that is in the line. Returns the last: who hears of that finds no
         worker any more, unless there is more to do.
         """
-        line, done = self._line, self._done
+        line, others = self._line, self._done
+        while (done := self._next(line)) is not None and line:
+            others.append(done)
+            if not self._to_be_told:
+                self._to_be_told = True
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._tell)
+        return done
+
+    @staticmethod
+    def _next(line: deque[tuple[Callable[[], Any], asyncio.Future[Any]]]) -> _Done | None:
+        """What the first in the line comes to. None if nobody waits any more."""
         while True:
             try:
                 function, future = line.popleft()
@@ -97,16 +121,9 @@ class Workers:
             if future.cancelled():
                 continue
             try:
-                told: _Done = (future, function(), None)
+                return (future, function(), None)
             except BaseException as error:
-                told = (future, None, error)
-            if not line:
-                return told
-            done.append(told)
-            if not self._to_be_told:
-                self._to_be_told = True
-                with suppress(RuntimeError):  # the loop is closed
-                    self._loop.call_soon_threadsafe(self._tell)
+                return (future, None, error)
 
     def _tell(self) -> None:
         self._to_be_told = False

@@ -192,21 +192,69 @@ async def test_what_is_cancelled_in_the_line_is_not_begun(monkeypatch: pytest.Mo
     assert begun.empty()
 
 
-async def test_where_no_thread_is_to_be_had_each_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container that has as many threads as it may: batches must fail, not hang."""
+@pytest.mark.parametrize("cores", [2, 8])
+async def test_where_no_thread_is_to_be_had_the_loop_does_one_a_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cores: int
+) -> None:
+    """A container that has as many threads as it may: a late turn is better than a lost record."""
+    monkeypatch.setattr(threads, "_cores", lambda: cores)
 
     async def none_left(*args: object, **kwargs: object) -> None:
         raise RuntimeError("can't start new thread")
 
     workers = Workers()
+    turn, turns = 0, list[int]()
+
+    def work(number: int) -> int:
+        assert threading.current_thread() is threading.main_thread()
+        turns.append(turn)
+        return 6 // number
+
     with monkeypatch.context() as patched:
         patched.setattr(anyio.to_thread, "run_sync", none_left)
+        tasks = [asyncio.create_task(workers.run(partial(work, number))) for number in (1, 0, 2, 3)]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
         async with asyncio.timeout(REAL_SECONDS):
-            refused = await asyncio.gather(
-                workers.run(int), workers.run(bool), return_exceptions=True
-            )
-    assert [str(error) for error in refused] == ["can't start new thread"] * 2
-    assert await workers.run(lambda: "again") == "again"
+            while not all(task.done() for task in tasks):
+                turn += 1
+                await asyncio.sleep(0)
+    assert [tasks[0].result(), tasks[3].result()] == [6, 2]
+    assert isinstance(tasks[1].exception(), ZeroDivisionError)
+    assert tasks[2].cancelled()
+    assert len(turns) == len(set(turns)) == 3, "not what nobody waits for any more"
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["no thread to compress in, so the loop waits for it: can't start new thread"]
+    assert await workers.run(threading.current_thread) is not threading.main_thread()
+
+
+async def test_where_no_other_thread_is_to_be_had_that_one_does_it_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "_cores", lambda: 8)
+    workers = Workers()
+    started, go_on = threading.Event(), threading.Event()
+
+    def first() -> threading.Thread:
+        started.set()
+        go_on.wait(REAL_SECONDS)
+        return threading.current_thread()
+
+    tasks = [asyncio.create_task(workers.run(first))]
+    assert await asyncio.to_thread(started.wait, REAL_SECONDS)
+
+    async def none_left(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", none_left)
+    tasks += [asyncio.create_task(workers.run(threading.current_thread)) for _ in range(4)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    go_on.set()
+    async with asyncio.timeout(REAL_SECONDS):
+        [thread] = {await task for task in tasks}
+    assert thread is not threading.main_thread()
 
 
 @pytest.mark.parametrize("turned", [False, True])
