@@ -61,6 +61,8 @@ Reader: TypeAlias = Any
 #: So many rows are prepared at a time, and counted together when they have their end.
 _BLOCK_ROWS = 65_536
 
+_MOST_SECONDS = (2**63 - 1) // 1000
+
 _BYTES = "binary or text"
 _HEADERS = "list<struct<name: text, value: binary>>, or map<text, binary>"
 
@@ -287,11 +289,23 @@ def _integers(array: Any) -> Numbers:
 
 def _milliseconds(array: Any) -> Numbers:
     pa = _pyarrow()
+    if pa.types.is_dictionary(array.type):
+        array = _storage(array.dictionary).take(array.indices)
     if pa.types.is_timestamp(array.type) and array.type.unit != "ms":
-        wanted = pa.timestamp("ms", tz=array.type.tz)
-        options = pa.compute.CastOptions(wanted, allow_time_truncate=True)
-        array = array.cast(options=options)
+        # Not safe: microseconds and nanoseconds are cut off. Of seconds there is nothing to cut.
+        seconds = array.type.unit == "s"
+        try:
+            array = array.cast(pa.timestamp("ms", tz=array.type.tz), safe=seconds)
+        except pa.ArrowInvalid:  # one is too large
+            array = pa.array([_of_seconds(s.value) for s in array], pa.int64())
     return _integers(array)
+
+
+def _of_seconds(seconds: int | None) -> int | None:
+    """In milliseconds. What 64 bits cannot hold becomes negative, and is refused as a row."""
+    if seconds is None or abs(seconds) <= _MOST_SECONDS:
+        return seconds and seconds * 1000
+    return -(2**63)
 
 
 def _topics(array: Any) -> tuple[Numbers, list[Any]]:

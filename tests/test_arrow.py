@@ -183,9 +183,38 @@ def test_partitions_of_any_integer(kind: pa.DataType) -> None:
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
 def test_timestamps_of_any_unit(unit: str, zone: str | None) -> None:
     moment = datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
-    values = [moment if zone else moment.replace(tzinfo=None), None]
-    table = pa.table({"t": pa.array(values, pa.timestamp(unit, zone))})
-    assert [r.timestamp for r in read(table, timestamp="t")] == [1704164645000, None]
+    values = [moment if zone else moment.replace(tzinfo=None), None] * 2
+    array = pa.array(values, pa.timestamp(unit, zone))
+    table = pa.table({"t": array, "d": array.dictionary_encode()}).slice(1)
+    for column in ("t", "d"):
+        times = [r.timestamp for r in read(table, timestamp=column)]
+        assert times == [None, 1704164645000, None]
+
+
+def test_a_stored_timestamp_is_read_by_who_has_made_no_array() -> None:
+    """pyarrow loads some of itself with the first array that is made."""
+    stream = pa.BufferOutputStream()
+    table = pa.table({"value": [b"v"], "t": pa.array([1_700_000_000_123_456], pa.timestamp("us"))})
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write(table)
+    code = (
+        "import sys, pyarrow as pa; from asyncproducer.arrow import Columns;"
+        "reader = pa.ipc.open_stream(sys.stdin.buffer.read());"
+        "parts = dict.fromkeys(('topic_column', 'key', 'headers', 'partition'));"
+        "columns = Columns(reader.schema, 't', value='value', timestamp='t', **parts);"
+        "print([rows.record(0).timestamp for rows in columns.tables(reader)])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], input=stream.getvalue(), capture_output=True, timeout=60
+    )
+    assert (told.stdout.decode(), told.stderr.decode()) == ("[1700000000123]\n", "")
+
+
+@pytest.mark.parametrize("sentinel", [2**62, -(2**62)])
+def test_a_time_that_is_too_large_is_wrong_by_itself(sentinel: int) -> None:
+    table = pa.table({"t": pa.array([1, sentinel, None, 2], pa.timestamp("s"))})
+    times = [r.timestamp for r in read(table, timestamp="t")]
+    assert times == [1000, -(2**63), None, 2000]
 
 
 def test_timestamps_are_cut_to_milliseconds_and_integers_are_taken_for_them() -> None:
