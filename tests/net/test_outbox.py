@@ -94,3 +94,11 @@ def test_all_bytes_leave_once_and_in_order(buffers: list[bytes], sizes: list[int
         written += piece
         assert len(outbox) == left - len(piece)
     assert written == b"".join(buffers)
+
+
+def test_a_buffer_without_bytes_is_not_handed_on() -> None:
+    outbox = Outbox()
+    assert outbox.put([b"a", b"", bytearray(b"b"), memoryview(b"")]) == 2
+    assert outbox.take() == [b"a", b"b"]
+    outbox.put([b""])
+    assert outbox.take() == []
