@@ -34,9 +34,12 @@ DIRECTIVES = {
     # Types come from the .pxd files alone. Otherwise an annotation such as `data: bytes` would
     # make the compiled function refuse what the Python one takes.
     "annotation_typing": False,
-    # A producer is used on the thread of its event loop alone, and modules share no state that
-    # changes, but for one exception object that intake.pxd keeps where there is a GIL: a Python
-    # without it need not switch it on for us.
+    # What is compiled belongs to one event loop: a copy of it, or one in another process, is none.
+    "auto_pickle": False,
+    # A producer is used on the thread of its event loop alone: other threads at most make what is
+    # to be awaited there. And modules share no state that changes but a counter (core/bulk.py),
+    # which is safe from 3.14 on, and, where there is a GIL, an exception object (intake.pxd). So a
+    # Python without it need not switch it on for us.
     "freethreading_compatible": True,
 }
 

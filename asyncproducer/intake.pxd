@@ -35,6 +35,16 @@ cdef bytes NO_HEADERS
 
 cdef extern from *:
     """
+    #ifdef Py_GIL_DISABLED
+    #define HAS_GIL 0
+    #else
+    #define HAS_GIL 1
+    #endif
+    """
+    const bint HAS_GIL
+
+cdef extern from *:
+    """
     /* The processor's own counter. It is read without waiting for what comes before, which is most
        of what a clock takes; none in use as a clock counts slower than a quarter of a GHz. Another
        processor's may be behind: then it says that much has passed, and the clock is asked. */

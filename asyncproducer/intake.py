@@ -76,6 +76,7 @@ if TYPE_CHECKING:
 
     # Where this module is compiled, these are C functions, see intake.pxd.
     COMPILED: bool
+    HAS_GIL: bool
     MOST_NS_PER_COUNT: int
     append_quickly: Any
     Py_REFCNT: Any
@@ -509,11 +510,14 @@ def _new_entry(
     partition: Any,
     timestamp: Any,
 ) -> Entry:
-    # A loop of sends needs one Entry: the last one, if nobody has kept it.
-    entry = intake.spare
-    if entry is not None:
-        intake.spare = None
-    if not COMPILED or entry is None or Py_REFCNT(entry) > 1:
+    # A loop of sends needs one Entry: the last one, if nobody has kept it. What is to be awaited
+    # on the producer's loop may be made on another thread, whose turn this is where there is a GIL.
+    entry = None
+    if COMPILED and HAS_GIL:  # pragma: no cover - coverage sees no C
+        entry = intake.spare
+        if entry is not None:
+            intake.spare = None
+    if entry is None or Py_REFCNT(entry) > 1:
         entry = Entry.__new__(Entry)
         entry._intake = intake
         entry._topic = entry._key = entry._headers = entry._partition = entry._timestamp = None

@@ -220,5 +220,10 @@ class Portal(Generic[K, V]):
         self._producer._check_process()
         if self._loop.is_closed():
             raise WrongLoopError("the event loop of the producer is closed")
+
+        async def on_loop() -> T:
+            # Called there, too: what the producer has is for its own thread.
+            return await method(*args, **kwargs)
+
         # Made only now: a coroutine that nobody runs is a warning.
-        return asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
+        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop)

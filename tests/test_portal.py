@@ -131,6 +131,24 @@ async def test_errors_come_through_the_future(new_producer: New) -> None:
         await in_thread(work)
 
 
+async def test_the_producer_is_called_on_its_own_thread_alone(
+    new_producer: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GIL two threads in it would be two in the same objects."""
+    async with new_producer() as producer:
+        portal = producer.portal()
+        called: list[int] = []
+        send = producer.send
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            called.append(threading.get_ident())
+            return send(*args, **kwargs)
+
+        monkeypatch.setattr(producer, "send", noted)
+        await in_thread(lambda: portal.send("t", b"value").result(timeout=10))
+        assert called == [threading.get_ident()]
+
+
 async def test_cancelling_the_future_ends_the_wait_only(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
