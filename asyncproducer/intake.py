@@ -51,6 +51,7 @@ from asyncproducer.errors import (
     KafkaError,
     MetadataNotReady,
     MetadataTimeout,
+    ProducerNotStarted,
     RecordError,
     RecordTooLarge,
     SerializationError,
@@ -398,6 +399,8 @@ class Entry:
         """The result, a Waiter to sleep on, or the coroutine that goes on."""
         if self._begun:
             return self._sleep() if self._inner is None else self._inner
+        if self._intake is None:
+            raise TypeError("only a producer makes these: await its send() or enqueue()")
         self._begun = True
         delivery: Delivery | None
         if self._long:
@@ -491,7 +494,7 @@ class Entry:
             self._inner.close()
 
     def __del__(self) -> None:
-        if not self._begun:
+        if not self._begun and self._intake is not None:
             warnings.warn(
                 f"{self._called()}({self._topic!r}, ...) was never awaited: the record is not sent",
                 RuntimeWarning,
@@ -819,6 +822,10 @@ class Intake:
         """The first record in this turn of the loop. Raises if none can be taken here."""
         if not self._open or self._loop is not running_loop():
             self._check_usable()
+            if not self._open:
+                raise ProducerNotStarted(
+                    "send(): this call was made before the producer was started: make it anew"
+                )
         self._in_turn = True
         self._thread = get_ident()
         self._turn_ends = self._now() + self._turn_seconds

@@ -6,6 +6,7 @@ Compiled, it is what these methods of a Producer return; uncompiled, it is teste
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import inspect
 import time
@@ -18,11 +19,13 @@ import pytest
 
 from asyncproducer import (
     BufferTimeout,
+    ConnectionFailed,
     Delivery,
     DeliveryError,
     ErrorCode,
     Producer,
     ProducerClosed,
+    ProducerNotStarted,
     RecordMetadata,
     SerializationError,
 )
@@ -359,6 +362,40 @@ async def test_a_plain_python_task_runs_it(
     task: Any = asyncio.tasks._PyTask(getattr(short, name)("t", b"v"))  # type: ignore[attr-defined]
     assert (await acknowledged(await task)).offset == 0
     assert values(cluster) == [b"v"]
+
+
+@pytest.mark.skipif(IMPLEMENTATION != "compiled", reason="else it is a plain object")
+async def test_it_cannot_be_made_or_copied_by_others(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    for made in (Entry(), Entry.__new__(Entry)):
+        with pytest.raises(TypeError, match="only a producer makes these"):
+            made.send(None)
+    producer = new_producer()
+    short = await running(producer)
+    entry = short.send("t", b"v")
+    with pytest.raises(TypeError, match="only a producer makes these"):
+        await copy.copy(entry)
+    await entry
+    assert values(cluster) == [b"v"]
+
+
+async def test_made_before_the_producer_was_started_it_says_so(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """By a `start` that failed: what it has left is of no use to anybody."""
+    producer = new_producer(max_block_ms=100)
+    for broker in (1, 2):
+        await cluster.stop_broker(broker)
+    with pytest.raises(ConnectionFailed):
+        await producer.start()
+    entry = Short(producer).send("t", b"v")
+    for broker in (1, 2):
+        await cluster.start_broker(broker)
+    await running(producer)
+    with pytest.raises(ProducerNotStarted, match="before the producer was started"):
+        await entry
+    assert values(cluster) == []
 
 
 async def test_anyio_runs_it(cluster: EmbeddedCluster, new_producer: New) -> None:
