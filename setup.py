@@ -3,9 +3,9 @@
 ASYNCPRODUCER_BUILD
     auto      compiled if that works; if not, one message, and the same sources run as Python
     compiled  compiled, or the build fails (our tests, and wheels but for Linux)
-    profiled  compiled twice by GCC, or the build fails: the second time it is known which branches
-              asyncproducer/bench/training.py has taken, and the others are laid elsewhere. Takes
-              three times as long (benchmarks, and wheels for Linux)
+    profiled  compiled twice by GCC (10 or later), or the build fails: the second time it is known
+              which branches asyncproducer/bench/training.py has taken, and the others are laid
+              elsewhere. Takes three times as long (benchmarks, and wheels for Linux)
     pure      not compiled
 
 An editable install is not compiled unless `compiled` or `profiled` is asked for: Python would go on
@@ -42,6 +42,13 @@ DIRECTIVES = {
     # Python without it need not switch it on for us.
     "freethreading_compatible": True,
 }
+
+#: What is newer than its source is not compiled again, however it was: so it lies apart.
+BUILD = Path("build/profiled" if MODE == "profiled" else "build")
+
+COMPILED = shutil.ignore_patterns("*.so", "__pycache__")
+#: It takes less than a minute.
+TRAINING_SECONDS = 900
 
 #: What no training has executed is compiled as ever. The switches are recorded in the module, so
 #: that it tells how it was made.
@@ -93,6 +100,9 @@ class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     extensions: list[Extension]
     compiler: object
+    build_lib: str
+    build_temp: str
+    inplace: bool
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -100,32 +110,45 @@ class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     def train(self) -> None:
         """Compile what counts its branches, run it, and have the rest compiled by the counts."""
-        compiler, self.force = self.compiler, True
-        for profile in Path(self.build_temp).rglob("*.gcda"):
-            profile.unlink()
+        # Not where what is packed lies, nor in the tree: nothing else is to find it.
+        trained = BUILD / "training"
+        shutil.rmtree(trained, ignore_errors=True)
+        shutil.copytree("asyncproducer", trained / "asyncproducer", ignore=COMPILED)
         for extension in self.extensions:
-            extension.extra_compile_args.append("-fprofile-generate")
+            self._counts(extension).unlink(missing_ok=True)
+        kept = self.compiler, self.build_lib, self.inplace
+        self.build_lib, self.inplace, self.force = str(trained), False, True
+        for extension in self.extensions:
+            # GCC before 10 and other compilers know no partial training: here they say so at once.
+            extension.extra_compile_args += ["-fprofile-generate", "-fprofile-partial-training"]
             extension.extra_link_args.append("-fprofile-generate")
         super().run()
-        self.compiler = compiler  # run() has made an object of the name
-        built = Path() if self.inplace else Path(self.build_lib)
+        # run() has made an object of the compiler's name.
+        self.compiler, self.build_lib, self.inplace = kept
+        path = [str(trained.absolute()), *filter(None, [os.environ.get("PYTHONPATH")])]
         subprocess.run(
             [sys.executable, "-P", "-m", "asyncproducer.bench.training"],
             env={
                 **os.environ,
                 "ASYNCPRODUCER_IMPL": "compiled",
-                "PYTHONPATH": os.pathsep.join([str(built.absolute()), *sys.path]),
+                "PYTHONPATH": os.pathsep.join(path),
             },
             check=True,
+            timeout=TRAINING_SECONDS,
         )
-        if not any(Path(self.build_temp).rglob("*.gcda")):
+        left_out = [e.name for e in self.extensions if not self._counts(e).exists()]
+        if left_out:
             raise SystemExit(
-                "ASYNCPRODUCER_BUILD=profiled: the training has left no counts. This is for GCC;"
-                " with another compiler say ASYNCPRODUCER_BUILD=compiled."
+                "ASYNCPRODUCER_BUILD=profiled: the training (asyncproducer/bench/training.py) has"
+                f" left no counts of {', '.join(left_out)}."
             )
         for extension in self.extensions:
-            extension.extra_compile_args[-1:] = USE_PROFILE
+            extension.extra_compile_args[-2:] = USE_PROFILE
             extension.extra_link_args.pop()
+
+    def _counts(self, extension: Extension) -> Path:
+        """Where GCC's code leaves them: beside the object file."""
+        return Path(self.build_temp, extension.sources[0]).with_suffix(".gcda")
 
     def run(self) -> None:
         try:
@@ -162,9 +185,9 @@ def wanted() -> list[Extension]:
 
 
 # setuptools packs whatever lies in build/lib, also modules that have since been removed.
-packed = Path("build").glob("lib*/asyncproducer/**/*.p[yx]*")
-if any(not Path(*p.parts[2:]).exists() for p in packed):
-    shutil.rmtree("build")
+packed = (p.relative_to(BUILD) for p in BUILD.glob("lib*/asyncproducer/**/*.p[yx]*"))
+if any(not Path(*p.parts[1:]).exists() for p in packed):
+    shutil.rmtree(BUILD)
 
 
 def needed_to_build() -> list[str]:
@@ -179,5 +202,6 @@ def needed_to_build() -> list[str]:
 setup(
     ext_modules=wanted(),
     cmdclass={"build_ext": BuildAllOrNone},
+    options={"build": {"build_base": str(BUILD)}},
     setup_requires=needed_to_build(),
 )

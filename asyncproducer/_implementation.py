@@ -95,6 +95,6 @@ def tell() -> None:
         logger.warning(
             "asyncproducer runs as plain Python, several times slower than compiled: what is "
             "installed has no compiled modules. Install a C compiler and build it (pip install "
-            "--no-binary asyncproducer --force-reinstall asyncproducer), or set "
-            "ASYNCPRODUCER_IMPL=python to be content with it"
+            "--no-cache-dir --no-deps --force-reinstall --no-binary asyncproducer asyncproducer), "
+            "or set ASYNCPRODUCER_IMPL=python to be content with it"
         )

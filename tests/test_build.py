@@ -51,14 +51,19 @@ class Build:
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return self._python("setup.py", "--quiet", "build", "--build-lib", "built", **environment)
 
-    def wheel(self, **environment: str) -> str:
-        """What it fits, `py3-none-any` or a platform. The package is at its root."""
+    def build_in_place(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self._python("setup.py", "--quiet", "build_ext", "--inplace", **environment)
+
+    def wheel(self, **environment: str) -> tuple[str, dict[str, bytes]]:
+        """What it fits, `py3-none-any` or a platform, and its files. The package is at its root."""
         done = self._python("setup.py", "--quiet", "bdist_wheel", **environment)
         assert done.returncode == 0, done.stderr
         (wheel,) = (self.directory / "dist").iterdir()
         with zipfile.ZipFile(wheel) as archive:
-            assert "asyncproducer/small.py" in archive.namelist()
-        return wheel.stem.split("-", 2)[2]
+            files = {name: archive.read(name) for name in archive.namelist()}
+        assert "asyncproducer/small.py" in files
+        wheel.unlink()
+        return wheel.stem.split("-", 2)[2], files
 
     def tell(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return self._python("-c", TELL, PYTHONPATH=str(self.directory / "built"), **environment)
@@ -73,7 +78,8 @@ class Build:
         return set((self.directory / "needed").read_text().split())
 
     def _python(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("ASYNCPRODUCER", "COV"))}
+        ours = ("ASYNCPRODUCER", "COV", "PYTHON")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.directory,
@@ -106,13 +112,13 @@ def test_pure_compiles_nothing(build: Build) -> None:
 
 @pytest.mark.parametrize("mode", ["pure", "auto"])
 def test_a_wheel_without_compiled_modules_fits_every_platform(build: Build, mode: str) -> None:
-    assert build.wheel(ASYNCPRODUCER_BUILD=mode, CC="no-such-compiler") == "py3-none-any"
+    assert build.wheel(ASYNCPRODUCER_BUILD=mode, CC="no-such-compiler")[0] == "py3-none-any"
 
 
 @NEEDS_COMPILER
 def test_a_wheel_with_compiled_modules_is_for_one_platform(build: Build) -> None:
     interpreter = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    python, _, platform = build.wheel(ASYNCPRODUCER_BUILD="auto").split("-")
+    python, _, platform = build.wheel(ASYNCPRODUCER_BUILD="auto")[0].split("-")
     assert python == interpreter
     assert platform != "any"
 
@@ -129,32 +135,82 @@ def test_compiled_fails_without_a_compiler(build: Build) -> None:
     assert build.run(ASYNCPRODUCER_BUILD="compiled", CC="no-such-compiler").returncode != 0
 
 
+TRAINING = (
+    "from asyncproducer import small\nassert small.__file__.endswith('.so')\nsmall.twice(1)\n"
+)
+
+
+def modules(directory: Path) -> list[Path]:
+    return [*directory.rglob("small.*.so")]
+
+
 @NEEDS_GCC
 def test_a_profiled_module_knows_what_the_training_did(build: Build) -> None:
-    build.train(
-        "from asyncproducer import small\nassert small.__file__.endswith('.so')\nsmall.twice(1)"
-    )
+    build.train(TRAINING)
     told = build.run(ASYNCPRODUCER_BUILD="profiled", CC="gcc")
     assert told.returncode == 0, told.stderr
     assert build.tell().stdout == "compiled 42 so\n"
-    (module,) = (build.directory / "built/asyncproducer").glob("small.*.so")
+    (module,) = modules(build.directory / "built")
     assert b"-fprofile-use" in module.read_bytes()  # and tells so
     assert b"gcov" not in module.read_bytes()  # and counts no more
 
 
 @NEEDS_GCC
+def test_builds_of_one_checkout_do_not_mix(build: Build) -> None:
+    """A module that is newer than its source is not compiled again."""
+    build.train(TRAINING)
+    before, profiled, after = (
+        build.wheel(ASYNCPRODUCER_BUILD=mode, CC="gcc")[1]
+        for mode in ("compiled", "profiled", "compiled")
+    )
+    assert before.keys() == profiled.keys() == after.keys(), "nothing of the training is packed"
+    (module,) = (name for name in before if name.endswith(".so"))
+    told = [b"-fprofile-use" in files[module] for files in (before, profiled, after)]
+    assert told == [False, True, False]
+
+
+@NEEDS_GCC
 @pytest.mark.parametrize(
     ("training", "reason"),
-    [("", "the training has left no counts"), ("raise KeyError('no topic')", "no topic")],
+    [("", "has left no counts of asyncproducer.small"), ("raise KeyError('no topic')", "no topic")],
     ids=["no counts", "an error"],
 )
 def test_a_training_that_fails_is_a_build_that_fails(
     build: Build, training: str, reason: str
 ) -> None:
     build.train(training)
-    told = build.run(ASYNCPRODUCER_BUILD="profiled", CC="gcc")
+    told = build.build_in_place(ASYNCPRODUCER_BUILD="profiled", CC="gcc")
     assert told.returncode != 0
     assert reason in told.stderr
+    assert not modules(build.directory / "asyncproducer"), "none that counts is found later"
+    files = build.wheel(ASYNCPRODUCER_BUILD="compiled", CC="gcc")[1]
+    assert not any(b"gcov" in data for name, data in files.items() if name.endswith(".so"))
+
+
+@NEEDS_GCC
+def test_a_profiled_build_in_place(build: Build) -> None:
+    build.train(TRAINING)
+    told = build.build_in_place(ASYNCPRODUCER_BUILD="profiled", CC="gcc")
+    assert told.returncode == 0, told.stderr
+    (module,) = modules(build.directory / "asyncproducer")
+    assert b"-fprofile-use" in module.read_bytes()
+
+
+@NEEDS_COMPILER
+def test_a_compiler_that_knows_no_partial_training_is_told_at_once(build: Build) -> None:
+    """As GCC before 10, and others."""
+    build.train("raise AssertionError('not so far')")
+    compiler = build.directory / "cc"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-fprofile-partial-training*) echo "unknown option" >&2; exit 1; esac\n'
+        'exec cc "$@"\n'
+    )
+    compiler.chmod(0o755)
+    told = build.run(ASYNCPRODUCER_BUILD="profiled", CC=str(compiler))
+    assert told.returncode != 0
+    assert "unknown option" in told.stderr
+    assert "not so far" not in told.stderr
 
 
 @pytest.mark.parametrize(("mode", "needed"), [("profiled", True), ("compiled", False)])

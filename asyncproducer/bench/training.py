@@ -1,9 +1,9 @@
 """`python -m asyncproducer.bench.training`: what a profiled build runs (setup.py).
 
 It is compiled twice; in between, its modules count how often each branch is taken here. So here is
-what the loads of the benchmarks do, of each a little, and the ways of a record that none of them
-takes, against brokers of this package: nothing is measured, and nothing beside the package and
-what it needs has to be there.
+what the loads of the benchmarks do, of most a little, and what a record can have beside, against
+brokers of this package: nothing is measured, and nothing beside the package and what it needs has
+to be there.
 """
 
 from __future__ import annotations
