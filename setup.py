@@ -103,6 +103,7 @@ class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no type
     build_lib: str
     build_temp: str
     inplace: bool
+    force: bool
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -145,6 +146,11 @@ class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no type
         for extension in self.extensions:
             extension.extra_compile_args[-2:] = USE_PROFILE
             extension.extra_link_args.pop()
+
+    def copy_extensions_to_source(self) -> None:
+        force, self.force = self.force, True  # else what is newer in the tree would stay
+        super().copy_extensions_to_source()
+        self.force = force
 
     def _counts(self, extension: Extension) -> Path:
         """Where GCC's code leaves them: beside the object file."""
