@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from asyncproducer.errors import WrongLoopError
@@ -220,10 +221,13 @@ class Portal(Generic[K, V]):
         self._producer._check_process()
         if self._loop.is_closed():
             raise WrongLoopError("the event loop of the producer is closed")
-
-        async def on_loop() -> T:
-            # Called there, too: what the producer has is for its own thread.
-            return await method(*args, **kwargs)
-
         # Made only now: a coroutine that nobody runs is a warning.
-        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop)
+        work = _on_loop(partial(method, *args, **kwargs))
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+async def _on_loop(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Called there, too: what the producer has is for its own thread."""
+    coroutine = call()
+    del call  # it has the record's bytes, which `coroutine` lets go of when they are buffered
+    return await coroutine
