@@ -493,6 +493,9 @@ class Entry:
         if self._inner is not None:
             self._inner.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self._called()}() cannot be copied: it is awaited once")
+
     def __del__(self) -> None:
         if not self._begun and self._intake is not None:
             warnings.warn(
