@@ -700,7 +700,7 @@ def _rank(link: BrokerLink, now: float) -> tuple[float, float]:
     if connection is not None:
         if connection.throttled_until > now:
             return 6, connection.throttled_until
-        if link.useless:
+        if link.useless or connection.is_lost:
             return 4, connection.in_flight
         # A full one is better than a new one: something will be answered soon.
         return (0 if connection.can_send(now) else 1), connection.in_flight

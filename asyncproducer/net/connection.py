@@ -202,6 +202,11 @@ class Connection:
         """Until when the broker wants us to be silent; 0.0 or past when it does not."""
         return self._throttled_until
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether asyncio has seen its end already: there will be no more answers."""
+        return self._transport is not None and self._transport.is_closing()
+
     def can_send(self, now: float) -> bool:
         """Whether `send` and `request` are allowed now."""
         return (
