@@ -268,9 +268,10 @@ async def test_a_tenth_is_the_warm_up() -> None:
 
 async def test_before_a_case_that_goes_through_partitions_each_has_had_one() -> None:
     peer = Recorder(blocking=True)
-    case = Case(name="x", records=500, partitions=7, run_length=100)
+    case = Case(name="x", records=500, partitions=7, run_length=4)
     assert await warm_up(peer, job(case)) == len(peer.got) == 57
     assert [partition for _, partition, _ in peer.got[:7]] == list(range(7))
+    assert {partition for _, partition, _ in peer.got[7:]} == set(range(6))
 
 
 async def test_bursts_and_loops_send_what_they_report() -> None:
