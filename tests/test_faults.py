@@ -986,16 +986,18 @@ async def test_batch_with_one_record_looked_at(
 # -- the loop goes away ------------------------------------------------------------------------
 
 
-async def left_running(made: list[Any], *, waits: bool) -> None:
+async def left_running(made: list[Any], *, waits: bool, **options: Any) -> None:
     """Starts a producer, with a record that is not delivered yet, and leaves it like that."""
     network = MemoryNetwork()
     cluster = EmbeddedCluster(network=network, topics={"t": 1})
     await cluster.start()
     producer: Producer[Any, Any] = Producer(
-        cluster.bootstrap_servers, connector=network, buffer_memory=20_000
+        cluster.bootstrap_servers, connector=network, buffer_memory=20_000, **options
     )
     await producer.start()
     await producer.warm_up("t")
+    if options:
+        await producer.begin_transaction()
     cluster.pause(1)
     delivery = producer.send_nowait("t", b"value")
     made += [producer, delivery]
@@ -1043,12 +1045,13 @@ def test_asyncio_run_ended_without_a_close(waits: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("options", [{}, {"transactional_id": "tx"}], ids=["", "transaction"])
 @pytest.mark.parametrize("waits", [False, True])
-def test_loop_closed_with_tasks_pending(waits: bool) -> None:
+def test_loop_closed_with_tasks_pending(waits: bool, options: dict[str, Any]) -> None:
     """Without asyncio.run, which would have cancelled them. They complain when collected."""
     made: list[Any] = []
     loop = VirtualTimeLoop()
-    loop.run_until_complete(left_running(made, waits=waits))
+    loop.run_until_complete(left_running(made, waits=waits, **options))
     loop.close()
     producer, delivery = made[:2]
     report = run(producer.close())

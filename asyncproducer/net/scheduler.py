@@ -180,7 +180,7 @@ class Scheduler:
     def wake(self) -> None:
         """Let the task step in the next turn of the loop."""
         wakeup = self._wakeup
-        if wakeup is not None and not wakeup.done():
+        if wakeup is not None and not wakeup.done() and not self._loop.is_closed():
             wakeup.set_result(None)
 
     def stop(self) -> None:
