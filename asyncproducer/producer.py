@@ -490,10 +490,13 @@ class Producer(Front, Generic[K, V]):
         """End what runs beside us."""
         self._scheduler.stop()
         task, self._task = self._task, None
-        if task is not None:
-            await asyncio.wait([task])
-        # It has closed itself where it was what could not start.
-        await self._cluster.close()
+        try:
+            if task is not None:
+                await asyncio.wait([task])
+        finally:
+            # Also where this is cancelled once more: it ends all of its own before it waits. (It
+            # has closed itself where it was what could not start.)
+            await self._cluster.close()
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> Intake:
         config = self._config

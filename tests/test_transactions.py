@@ -1753,6 +1753,28 @@ async def test_a_block_asks_again_for_the_epoch_that_was_refused(
     assert b"lost" not in stored(cluster)
 
 
+@pytest.mark.parametrize("times", [1, 2, 5])
+async def test_a_start_that_is_cancelled_again_and_again_leaves_nothing(
+    cluster: EmbeddedCluster, new: New, times: int
+) -> None:
+    """As anyio does in each turn of the loop."""
+    held = cluster.inject("init_producer_id", hold=True)
+    producer = new()
+    starting = asyncio.create_task(producer.start(), name="Task-start")
+    await asyncio.sleep(1)
+    for _ in range(times):
+        starting.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await asyncio.sleep(0.1)
+    assert left_running() == []
+    held.release()
+    await producer.start()
+    await works(cluster, producer)
+    await producer.close()
+
+
 @pytest.mark.parametrize("left", ["timed out", "cancelled"])
 async def test_a_block_asks_again_where_nobody_knew_that_the_epoch_was_refused(
     cluster: EmbeddedCluster, new: New, left: str
