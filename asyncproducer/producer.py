@@ -1436,11 +1436,8 @@ class Producer(Front, Generic[K, V]):
             view = await self._view(intake, topic, deadline)
             if topic not in self._accumulator.topics:
                 self._accumulator.update_topic(view, self._loop_time())
-            leaders = {p.leader for p in view.partitions if p.leader >= 0}
             await self._until(
-                lambda leaders=leaders: all(  # type: ignore[misc]
-                    self._cluster.connection(n) is not None for n in leaders
-                ),
+                partial(self._reaches_leaders, topic),
                 deadline,
                 f"connections to the leaders of {topic!r}",
             )
@@ -1451,6 +1448,13 @@ class Producer(Front, Generic[K, V]):
                 deadline,
                 "a producer id",
             )
+
+    def _reaches_leaders(self, topic: str) -> bool:
+        view = self._metadata.topic(topic)  # they may change while they are waited for
+        return view is not None and all(
+            self._cluster.connection(leader) is not None
+            for leader in {p.leader for p in view.partitions if p.leader >= 0}
+        )
 
     def metrics(self) -> dict[str, float]:
         """A snapshot of the producer's metrics, by Java's names in snake_case.

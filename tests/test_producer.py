@@ -1149,6 +1149,22 @@ async def test_warm_up_without_topics_gets_the_producer_id(
         await producer.warm_up()
 
 
+async def test_warm_up_waits_for_the_leaders_of_now(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """A broker goes away while an application starts, and another leads its partitions."""
+    async with new_producer(max_block_ms=60_000) as producer:
+        await producer.partitions_for("t4")
+        await cluster.stop_broker(2)
+        warming = asyncio.create_task(producer.warm_up("t4"))
+        await asyncio.sleep(0.05)
+        for partition in range(4):
+            cluster.move_leader("t4", partition, 1)
+        began = now()
+        await warming
+        assert now() - began < 10
+
+
 async def test_warm_up_that_fails(cluster: EmbeddedCluster, new_producer: New) -> None:
     async with new_producer(max_block_ms=2000) as producer:
         with pytest.raises(InvalidTopic):
