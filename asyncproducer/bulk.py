@@ -74,7 +74,7 @@ _MOST_STAYING_BYTES = 5 * 1024 * 1024
 _LONGER_PAUSE_S = 0.01
 
 #: How many records may be refused at once before the loop may turn.
-_REFUSED_AT_ONCE = 500
+_REFUSED_AT_ONCE = 50
 
 
 class TableResult:
@@ -376,6 +376,7 @@ class Sending:
                 error = await self._still_vain(topic, partition, alike=type(rows) is not Objects)
                 if error is not None:
                     rows.refuse(row, error, topic, partition)
+                    await self._has_refused()
                     return
             if type(record) is Record:
                 delivery = await self._producer.enqueue(
@@ -396,7 +397,15 @@ class Sending:
             elif isinstance(error, (MetadataTimeout, AuthorizationError)) and topic is not None:
                 self._topics[topic] = error
             self.refused(error)
-            rows.refuse(row, error, topic, partition)
+            # Without the frames that it has come through, which have the record.
+            rows.refuse(row, error.with_traceback(None), topic, partition)
+            await self._has_refused()
+
+    async def _has_refused(self) -> None:
+        """Let others run: a record that is refused waits for nothing."""
+        self._refused += 1
+        if self._refused % _REFUSED_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
     def refused(self, error: BaseException) -> None:
         """A record is not sent, or none of a table's: no transaction is committed without it."""
@@ -434,9 +443,6 @@ class Sending:
             return None
         producer._check_usable(SEND)
         producer._metrics.record_refused(topic)
-        self._refused += 1
-        if self._refused % _REFUSED_AT_ONCE == 0:
-            await asyncio.sleep(0)
         if alike and self._repeated is not None and self._repeated[1] is error:
             return self._repeated[0]
         fresh = again(error)

@@ -178,7 +178,14 @@ def _signature_of(function: Any) -> str:
 
 def unchanging(data: Any) -> Any:
     """A copy of bytes that can be changed: of what is to be read later."""
-    return bytes(data) if isinstance(data, (bytearray, memoryview)) else data
+    return _copied(data) if isinstance(data, (bytearray, memoryview)) else data
+
+
+def _copied(data: bytes | bytearray | memoryview) -> bytes:
+    try:
+        return bytes(data)
+    except ValueError as error:  # a view that was released
+        raise SerializationError(f"a {type(data).__name__} cannot be read: {error}") from error
 
 
 def to_bytes(topic: str, what: str, data: Any) -> bytes:
@@ -187,7 +194,7 @@ def to_bytes(topic: str, what: str, data: Any) -> bytes:
     A copy of what can be changed: the record may wait in line while its owner goes on.
     """
     if isinstance(data, (bytes, bytearray, memoryview)):
-        return bytes(data)
+        return _copied(data)
     if isinstance(data, str):
         try:
             return data.encode()
@@ -228,7 +235,7 @@ def header_list(headers: Any) -> list[Header]:
             if isinstance(value, str):
                 value = _utf8(value, index)
             elif isinstance(value, (bytearray, memoryview)):
-                value = bytes(value)
+                value = _copied(value)
             elif value is not None and not isinstance(value, bytes):
                 raise SerializationError(
                     f"header {index} ({name!r}) has a value of type {type(value).__name__}: "

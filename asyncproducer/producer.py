@@ -946,8 +946,8 @@ class Producer(Front, Generic[K, V]):
         lost for it then. A list is not copied: what is put into it or taken out meanwhile counts,
         as far as its turn has not come.
         """
+        self._check_usable(SEND)
         if isinstance(records, (Record, str, bytes, bytearray, memoryview)):
-            self._check_usable(SEND)
             wrong = TypeError(
                 f"records is one {type(records).__name__}, not an iterable of records: "
                 "send_many(topic, [record]), or send(...) for a single one"

@@ -1695,6 +1695,8 @@ async def test_a_task_of_another_loop_hears_so_also_where_a_turn_is_spent(
             for _ in range(3):
                 with pytest.raises(WrongLoopError):
                     await producer.enqueue("t", b"")
+                with pytest.raises(WrongLoopError):
+                    await producer.send_many("t", [b""])
 
         thread = threading.Thread(target=asyncio.run, args=[foreign()])
         thread.start()

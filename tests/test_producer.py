@@ -797,6 +797,61 @@ async def test_send_many_lets_others_run_while_it_refuses(new_producer: New) -> 
     assert 5 <= ran < 1000
 
 
+@pytest.mark.parametrize("why", ["type", "serializer", "size", "no topic"])
+async def test_send_many_lets_others_run_while_each_record_is_wrong(
+    new_producer: New, why: str
+) -> None:
+    ran = 0
+
+    async def others() -> None:
+        nonlocal ran
+        while True:
+            ran += 1
+            await asyncio.sleep(0)
+
+    def serialized(value: Any) -> bytes:
+        raise KeyError(value)
+
+    options: dict[str, Any] = {"value_serializer": serialized} if why == "serializer" else {}
+    wrong: Any = bytes(2_000_000) if why == "size" else b"" if why == "no topic" else 1
+    async with new_producer(**options) as producer:
+        await producer.warm_up("t")
+        task = asyncio.create_task(others())
+        topic = None if why == "no topic" else "t"
+        result = await producer.send_many(topic, [wrong] * 1000, raise_on_error=False)
+        task.cancel()
+    assert len(result.failed) == 1000
+    assert 10 <= ran < 200
+    for _, error in result.failed:
+        assert error.__traceback__ is None, "its frames have the record"
+
+
+async def test_a_record_that_cannot_be_read_does_not_stop_the_others(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    view = memoryview(b"gone")
+    view.release()
+    header: Any = ("name", view)
+    records = [b"0", view, Record("t", b"2", headers=[header]), Record("t", b"3", key=view)]
+    async with new_producer() as producer:
+        result = await producer.send_many("t", [*records, b"4"], raise_on_error=False)
+    assert [row for row, _ in result.failed] == [1, 2, 3]
+    assert all(isinstance(error, SerializationError) for _, error in result.failed)
+    assert [record.value for record in cluster.records("t")] == [b"0", b"4"]
+
+
+async def test_send_many_of_nothing_is_refused_where_anything_would_be(new_producer: New) -> None:
+    producer = new_producer()
+    with pytest.raises(ProducerNotStarted):
+        await producer.send_many("t", [])
+    async with producer:
+        assert len(await producer.send_many("t", [])) == 0
+    taken = iter([b"v"])
+    with pytest.raises(ProducerClosed):
+        await producer.send_many("t", taken)
+    assert list(taken) == [b"v"]
+
+
 async def test_send_many_refuses_in_vain_and_notices_the_close(new_producer: New) -> None:
     async def slow() -> AsyncIterator[bytes]:
         yield b"waits in vain"
