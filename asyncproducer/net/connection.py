@@ -229,7 +229,7 @@ class Connection:
             return "it is about to authenticate again"
         if self._paused or self._outbox:
             return "the socket takes no more bytes"
-        if self._transport is None or self._transport.is_closing():
+        if self.is_lost:
             return "it has just been lost"
         if now < self._throttled_until:
             return f"the broker throttles it for {self._throttled_until - now:.3f} s more"
