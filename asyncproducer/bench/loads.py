@@ -110,6 +110,14 @@ class Meter:
         self._cpu = time.process_time()
         self.began = perf_counter()
 
+    def rss_growth_mib(self) -> float:
+        """The most memory so far, less what there was when it was made."""
+        return max(0.0, _peak_mib() - self._rss)
+
+    def rss_left_mib(self) -> float:
+        """The memory there is now, less what there was when it was made."""
+        return max(0.0, _rss_mib() - self._rss)
+
     def result(self, records: int) -> Result:
         """What the records took."""
         seconds = perf_counter() - self.began
@@ -119,7 +127,7 @@ class Meter:
             "seconds": seconds,
             "records_per_s": records / seconds,
             "cpu_us_per_record": cpu / records * 1e6,
-            "rss_growth_mib": max(0.0, _peak_mib() - self._rss),
+            "rss_growth_mib": self.rss_growth_mib(),
         }
 
 
@@ -276,15 +284,11 @@ async def _fill(peer: Peer, job: Job, records: int, targets: list[_Target] | Non
         for (topic, given), count in _runs(targets, job.case, share):
             for piece in in_turn(values, sent, count):
                 # The loop that a user would write: nothing between it and the producer's method.
-                if given and peer.blocking:
-                    for value in piece:
-                        enqueue(topic, value, **given)
+                if peer.blocking:
+                    peer.enqueue_all(topic, piece, given)
                 elif given:
                     for value in piece:
                         await enqueue(topic, value, **given)
-                elif peer.blocking:
-                    for value in piece:
-                        enqueue(topic, value)
                 else:
                     for value in piece:
                         await enqueue(topic, value)
@@ -431,7 +435,9 @@ async def rate(peer: Peer, job: Job) -> Result:
 
     async def idle(seconds: float) -> None:
         if peer.blocking:
-            peer.serve(max(0.0, seconds))
+            # In whole milliseconds, as asyncio's loop waits: librdkafka does not wait for a part
+            # of one, and who asks it again and again keeps a processor busy.
+            peer.serve(max(0, math.ceil(seconds * 1e3)) / 1e3)
         else:
             await asyncio.sleep(max(0.0, seconds))
 

@@ -54,6 +54,7 @@ METRICS: Mapping[str, Metric] = {
     "stall_idle_p999_ms": Metric("an idle process beside it p99.9 ms", "{:,.2f}", None),
     "turn_wait_p999_ms": Metric("wait for a turn's computing p99.9 ms", "{:,.2f}"),
     "most_by_least_records": Metric("most by least records of a task", "{:,.2f}"),
+    "longest_by_shortest_wait": Metric("longest by shortest wait", "{:,.2f}"),
     "longest_wait_ms": Metric("longest wait ms", "{:,.0f}"),
     "rss_growth_mib": Metric("RSS growth MiB", "{:,.1f}", None),
     "max_rss_mib": Metric("max RSS MiB", "{:,.0f}"),

@@ -21,13 +21,18 @@ CANNOT = 3
 
 async def drive(peer: Peer, job: Job) -> Result:
     """What a peer did that was started, given the load, and stopped."""
-    from asyncproducer.bench.loads import LOADS, peak_rss_mib, warm_up
+    from asyncproducer.bench.loads import LOADS, Meter, peak_rss_mib, values_of, warm_up
 
+    next(values_of(job.case))  # they are made now: their memory is not the producer's
     await peer.start(job)
-    # What a full buffer takes is to be seen whole: it must not be full once before.
+    before = Meter()
+    # Who waits for room waits from the first record on.
     warm = 0 if job.case.load == "exhaust" else await warm_up(peer, job)
+    left, most = before.rss_left_mib(), before.rss_growth_mib()
     result = await LOADS[job.case.load](peer, job)
     result["sent"] = warm + result["records"]
+    # A buffer that the warm-up has filled grows no more, and is the producer's all the same.
+    result["rss_growth_mib"] = max(most, left + result["rss_growth_mib"])
     result["version"] = peer.version
     result.update(peer.statistics())
     await peer.stop()

@@ -2,7 +2,7 @@
 
 A case is one point of a workload. Its fields are all that a measurement depends on, beside the
 peer: they go to the worker process, and into the results. What a case does not say is the
-same for all: acks=all, linger 5 ms, and each peer's own defaults.
+same for all: acks=all, and each peer's own defaults.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ __all__ = [
     "BASE_RECORDS",
     "GROUP",
     "HEADLINE",
-    "LINGER_MS",
     "WORKLOADS",
     "Case",
     "Load",
@@ -45,8 +44,6 @@ SerializerName: TypeAlias = Literal["", "json", "msgpack", "avro"]
 
 #: Records of most cases with 100-byte values; `--records` changes it, and the others in proportion.
 BASE_RECORDS = 1_000_000
-
-LINGER_MS = 5
 
 #: The consumer group whose offsets are sent in transactions.
 GROUP = "asyncproducer-bench"
@@ -82,6 +79,7 @@ class Case:
     run_length: int = 0
     #: The largest batch; 0: the peer's default.
     batch_bytes: int = 0
+    linger_ms: int = 5
     tasks: int = 1
     rate: int = 0
     #: The longest that a load by time runs, and about how long one by records may.
@@ -182,12 +180,14 @@ def _concurrency() -> tuple[Case, ...]:
     )
     # What a service that has little to do sees: nothing is in the caches, and the processor sleeps.
     alone = Case(name="1 task, 10 ms apart", load="loop", records=1_000, pause_ms=10.0)
+    # With 5 ms, who lingers whatever there is to do is compared by that and by nothing else.
+    at_once = Case(name="1 task, linger 0", load="loop", records=200_000, linger_ms=0)
     patient = tuple(
         replace(case, name=f"{case.name}, patient collector", patient_collector=True)
         for case in cases
         if case.tasks in (100, 8_000, 50_000)
     )
-    return (*cases, *patient, alone)
+    return (*cases, *patient, alone, at_once)
 
 
 def _codecs() -> tuple[Case, ...]:
@@ -229,6 +229,8 @@ def _filled(name: str, *, topics: int, partitions: int) -> Case:
 _W1 = tuple(
     Case(name=f"{n} partition{'s' if n > 1 else ''}", partitions=n) for n in (1, 6, 16, 100)
 )
+# By default, Java's batches and aiokafka's have 16 KiB, librdkafka's and ours up to a megabyte.
+_LARGE = Case(name="1 MB batches", batch_bytes=1_000_000)
 
 WORKLOADS: dict[str, Workload] = {
     w.id: w
@@ -237,7 +239,7 @@ WORKLOADS: dict[str, Workload] = {
             id="W1",
             title="Enqueue loop, flat out, 100 B",
             guards="the way of one record",
-            cases=_W1,
+            cases=(*_W1, _LARGE),
             peers=ALL,
         ),
         Workload(

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import io
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from asyncproducer.bench.loads import (
 )
 from asyncproducer.bench.peers import Job, Peer, Result, Send
 from asyncproducer.bench.serializers import _SCHEMA, serializer_of
+from asyncproducer.bench.worker import drive
 from asyncproducer.bench.workloads import Case, payloads
 
 
@@ -46,6 +47,7 @@ class Recorder:
         self.headers: Any = None
         self.keys: list[bytes | None] = []
         self.flushed = 0
+        self.served: list[float] = []
         self.enqueue = self._plain_or_not(self._enqueue)
 
     def _enqueue(
@@ -70,6 +72,10 @@ class Recorder:
 
         return function if self.blocking else later
 
+    def enqueue_all(self, topic: str, values: Sequence[Any], given: Mapping[str, Any]) -> None:
+        for value in values:
+            self._enqueue(topic, value, **given)
+
     def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
         return partial(self.enqueue, topic)
 
@@ -81,7 +87,7 @@ class Recorder:
         return self._plain_or_not(enqueue)
 
     def serve(self, seconds: float) -> None:
-        pass
+        self.served.append(seconds)
 
     def send_list_to(self, topic: str) -> Callable[[list[Any]], Any] | None:
         if not self.lists:
@@ -161,6 +167,24 @@ def test_memory_from_before_counts_for_the_most_and_not_for_the_growth() -> None
     then = b"x" * 2**26
     assert meter.result(len(then))["rss_growth_mib"] > 60
     assert loads.peak_rss_mib() > 64
+
+
+async def test_what_the_warm_up_has_left_in_memory_counts_too() -> None:
+    class Hoarding(Recorder):
+        kept: bytes | None = None
+
+        async def start(self, job: Job) -> None:
+            pass
+
+        async def stop(self) -> None:
+            pass
+
+        async def flush(self) -> None:
+            self.kept = self.kept or b"x" * 2**26
+
+    result = await drive(Hoarding(blocking=False), job(Case(name="x", records=100)))
+    assert result["sent"] == 110
+    assert result["rss_growth_mib"] > 60
 
 
 def test_values_in_turn_are_those_of_an_endless_repetition() -> None:
@@ -324,6 +348,16 @@ async def test_an_open_loop_ends_when_all_have_their_end() -> None:
         assert result["records"] == len(peer.got) == 200
         assert result["p999_ms"] >= result["p50_ms"] >= 0
         assert peer.flushed == 0
+
+
+async def test_who_blocks_waits_in_whole_milliseconds() -> None:
+    """librdkafka does not wait for a part of one, and who asks again and again keeps a processor
+    busy that the brokers have no use of then."""
+    peer = Recorder(blocking=True)
+    await run(peer, Case(name="x", load="rate", records=20, rate=700))
+    assert len(peer.got) == 20
+    assert peer.served  # it never has anything to do but wait
+    assert all(seconds * 1e3 == int(seconds * 1e3) for seconds in peer.served)
 
 
 async def test_greedy_tasks_stop_in_time_and_are_compared() -> None:

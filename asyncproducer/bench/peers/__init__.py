@@ -7,7 +7,7 @@ idempotence, linger and codec; what a case does not name is each one's default.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +60,10 @@ class Peer(Protocol):
 
     async def start(self, job: Job) -> None:
         """Connects, and asks for what the first records would wait for."""
+        ...
+
+    def enqueue_all(self, topic: str, values: Sequence[Any], given: Mapping[str, Any]) -> None:
+        """Only where it blocks: buffers all of them, by the loop that a user would write."""
         ...
 
     def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
@@ -137,6 +141,8 @@ class PeerKind:
     levels: bool = False
     most_tasks: int = 1_000_000
     environment: dict[str, str] = field(default_factory=dict)
+    #: The modules of others without which it is not there.
+    needs: tuple[str, ...] = ()
     #: The variable that names the directory from which `asyncproducer` is imported; "": this one.
     checkout: str = ""
 
@@ -165,6 +171,7 @@ PEERS: dict[str, PeerKind] = {
         transactional=True,
         levels=True,
         uvloop=True,
+        needs=("uvloop",),
         environment=_COMPILED,
     ),
     "asyncproducer-python": PeerKind(
@@ -174,19 +181,28 @@ PEERS: dict[str, PeerKind] = {
         environment={"ASYNCPRODUCER_IMPL": "python"},
     ),
     "aiokafka": PeerKind(
-        "peers.aiokafka", "AioKafka", _FUTURES, transactional=True, most_tasks=8_000
+        *("peers.aiokafka", "AioKafka", _FUTURES),
+        transactional=True,
+        most_tasks=8_000,
+        needs=("aiokafka",),
     ),
     "aiokafka-uvloop": PeerKind(
         *("peers.aiokafka", "AioKafka", _FUTURES),
         transactional=True,
         most_tasks=8_000,
         uvloop=True,
+        needs=("aiokafka", "uvloop"),
     ),
     "confluent": PeerKind(
-        "peers.confluent", "Confluent", _BLOCKING, transactional=True, levels=True
+        *("peers.confluent", "Confluent", _BLOCKING),
+        transactional=True,
+        levels=True,
+        needs=("confluent_kafka",),
     ),
-    "confluent-aio": PeerKind("peers.confluent", "ConfluentAio", _SENDING, levels=True),
-    "kafka-python": PeerKind("peers.kafka_python", "KafkaPython", _BLOCKING),
+    "confluent-aio": PeerKind(
+        "peers.confluent", "ConfluentAio", _SENDING, levels=True, needs=("confluent_kafka",)
+    ),
+    "kafka-python": PeerKind("peers.kafka_python", "KafkaPython", _BLOCKING, needs=("kafka",)),
     "java": PeerKind(
         "peers.java", "measure", ("flood",), whole=True, transactional=True, levels=True
     ),

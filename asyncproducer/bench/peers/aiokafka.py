@@ -10,7 +10,7 @@ import aiokafka
 
 from asyncproducer.bench.peers import Job, Result
 from asyncproducer.bench.serializers import serializer_of
-from asyncproducer.bench.workloads import GROUP, LINGER_MS
+from asyncproducer.bench.workloads import GROUP
 
 __all__ = ["AioKafka"]
 
@@ -33,7 +33,7 @@ class AioKafka:
             bootstrap_servers=job.servers,
             acks="all",
             enable_idempotence=case.idempotent,
-            linger_ms=LINGER_MS,
+            linger_ms=case.linger_ms,
             compression_type=None if case.codec == "none" else case.codec,
             **options,
         )

@@ -10,28 +10,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asyncproducer.bench.peers import Job, Result
-from asyncproducer.bench.workloads import LINGER_MS, payloads
+from asyncproducer.bench.workloads import payloads
 from asyncproducer.testing.java import find_java
 from asyncproducer.testing.kafka import DEFAULT_VERSION
 from asyncproducer.testing.kafka_nodes import kafka_jars
 
-__all__ = ["Run", "Summary", "command", "measure", "parse"]
+__all__ = ["Run", "command", "measure", "seconds"]
 
 _TOOLS = f"org.apache.kafka:kafka-tools:{DEFAULT_VERSION}"
 _MAIN = "org.apache.kafka.tools.ProducerPerformance"
 
 _SUMMARY = re.compile(
-    r"^(?P<records>\d+) (?:steady state )?records sent, (?P<rate>[\d.]+) records/sec"
-    r".* ms max latency, \d+ ms 50th",
+    r"^(?P<records>\d+) records sent, (?P<rate>[\d.]+) records/sec.* ms max latency, \d+ ms 50th",
     re.MULTILINE,
 )
 
-
-class Summary(NamedTuple):
-    """What ProducerPerformance prints last: of all records, or of those after the warm-up."""
-
-    records: int
-    records_per_s: float
+#: Its compiler needs much more than the others' tenth until it has seen the hot code often enough:
+#: so many times the case's records go first, and as many count.
+_TIMES = 2
 
 
 class Run(NamedTuple):
@@ -42,20 +38,20 @@ class Run(NamedTuple):
     max_rss_mib: float
 
 
-def parse(output: str) -> Summary:
-    """The last summary. Raises ValueError, with what was printed, if there is none."""
-    found = list(_SUMMARY.finditer(output))
-    if not found:
-        raise ValueError(f"ProducerPerformance printed no summary:\n{output}")
-    return Summary(int(found[-1]["records"]), float(found[-1]["rate"]))
+def seconds(output: str, records: int) -> float:
+    """How long so many records took. ValueError, with what was printed, if it does not say so."""
+    found = _SUMMARY.search(output)
+    if found is None or int(found["records"]) != records:
+        raise ValueError(f"ProducerPerformance printed no summary of {records} records:\n{output}")
+    return records / float(found["rate"])
 
 
-def command(job: Job, payload_file: Path, records: int, warm_up: int) -> list[str]:
+def command(job: Job, payload_file: Path, records: int) -> list[str]:
     """The arguments of ProducerPerformance."""
     case = job.case
     properties = {
         "acks": "all",
-        "linger.ms": LINGER_MS,
+        "linger.ms": case.linger_ms,
         "enable.idempotence": str(case.idempotent).lower(),
         "compression.type": case.codec,
     }
@@ -70,8 +66,7 @@ def command(job: Job, payload_file: Path, records: int, warm_up: int) -> list[st
     return [
         *("--bootstrap-server", job.servers),
         *("--topic", job.topics[0]),
-        *("--num-records", str(warm_up + records)),
-        *("--warmup-records", str(warm_up)),
+        *("--num-records", str(records)),
         *("--throughput", "-1"),
         *("--payload-file", str(payload_file)),
         *transactions,
@@ -80,10 +75,10 @@ def command(job: Job, payload_file: Path, records: int, warm_up: int) -> list[st
 
 
 def measure(job: Job) -> Result:
-    """See worker.py. The CPU is that of a whole run less that of one that only warms up:
-    the start of the JVM is no part of it."""
-    # Its compiler needs more than the others' tenth until it has seen the hot code often enough.
-    records, warm_up = job.case.records, max(1, job.case.records // 2)
+    """See worker.py. Time and CPU are those of a whole run less those of one that only warms up:
+    the start of the JVM is no part of them. (Its own figure "after the warm-up" counts the time of
+    what the warm-up has left in the buffer, but not its records.)"""
+    records = warm_up = _TIMES * job.case.records
     java = find_java(os.environ)
     jars = os.pathsep.join(map(str, kafka_jars(DEFAULT_VERSION, _TOOLS)))
     with tempfile.TemporaryDirectory() as directory:
@@ -92,20 +87,20 @@ def measure(job: Job) -> Result:
         # As kafka-producer-perf-test.sh starts it. Numbers are to have a point in any country.
         start = [java.executable, "-Xmx512m", "-Duser.language=en", "-cp", jars, _MAIN]
         start[1:1] = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-        short = _run([*start, *command(job, file, warm_up, 0)])
-        long = _run([*start, *command(job, file, records, warm_up)])
-    summary = parse(long.output)
-    if summary.records != records:
-        raise ValueError(f"a summary of {summary.records} records, not {records}:\n{long.output}")
+        short = _run([*start, *command(job, file, warm_up)])
+        long = _run([*start, *command(job, file, warm_up + records)])
+    took = seconds(long.output, warm_up + records) - seconds(short.output, warm_up)
     cpu_s = long.cpu_s - short.cpu_s
+    # Of too few records nothing can be told: two starts differ by more than they take.
+    if min(took, cpu_s) <= 0:
+        raise NotImplementedError(f"Java's start takes longer than {records} records")
     return {
         "version": f"{DEFAULT_VERSION} (Java {java.version})",
         "sent": warm_up + warm_up + records,
         "records": records,
-        "seconds": records / summary.records_per_s,
-        "records_per_s": summary.records_per_s,
-        # Of too few records nothing can be told: two starts differ by more than they take.
-        **({"cpu_us_per_record": cpu_s / records * 1e6} if cpu_s > 0 else {}),
+        "seconds": took,
+        "records_per_s": records / took,
+        "cpu_us_per_record": cpu_s / records * 1e6,
         "max_rss_mib": long.max_rss_mib,
     }
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import kafka
 
 from asyncproducer.bench.peers import Job, Plain, Result
 from asyncproducer.bench.serializers import serializer_of
-from asyncproducer.bench.workloads import LINGER_MS
 
 __all__ = ["KafkaPython"]
 
@@ -31,13 +30,19 @@ class KafkaPython(Plain):
             bootstrap_servers=job.servers.split(","),
             acks="all",
             enable_idempotence=case.idempotent,
-            linger_ms=LINGER_MS,
+            linger_ms=case.linger_ms,
             compression_type=None if case.codec == "none" else case.codec,
             **options,
         )
         self.enqueue = self._producer.send
         for topic in job.topics:
             self._producer.partitions_for(topic)
+
+    def enqueue_all(self, topic: str, values: Sequence[Any], given: Mapping[str, Any]) -> None:
+        """See Peer."""
+        enqueue = self.enqueue
+        for value in values:
+            enqueue(topic, value, **given)
 
     def send_to(self, topic: str) -> Callable[[Any], Awaitable[Any]]:
         """See Peer."""

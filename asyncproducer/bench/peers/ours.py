@@ -10,7 +10,7 @@ import asyncproducer
 from asyncproducer.bench.built import built
 from asyncproducer.bench.peers import Job, Result
 from asyncproducer.bench.serializers import serializer_of
-from asyncproducer.bench.workloads import GROUP, LINGER_MS
+from asyncproducer.bench.workloads import GROUP
 from asyncproducer.options import Options
 from asyncproducer.producer import Producer
 from asyncproducer.records import TopicPartition
@@ -28,7 +28,7 @@ class Ours:
         """See Peer."""
         case = job.case
         options: Options = {
-            "linger_ms": LINGER_MS,
+            "linger_ms": case.linger_ms,
             "compression_type": case.codec,
             "compression_level": case.level,
             "enable_idempotence": case.idempotent,
