@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib.util
 import itertools
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,6 @@ from asyncproducer.bench.proxy import delayed
 from asyncproducer.bench.worker import CANNOT, as_text
 from asyncproducer.bench.workloads import (
     BASE_RECORDS,
-    LINGER_MS,
     Case,
     Workload,
     headline,
@@ -47,13 +48,16 @@ __all__ = [
     "facts",
     "in_order",
     "measurements",
+    "missing",
     "rotated",
     "run",
+    "run_group",
 ]
 
 #: The longest that a measurement may take, its process's start included.
 _TIMEOUT_S = 600.0
 _OURS = "asyncproducer"
+_OURS_PLAIN = "asyncproducer-python"
 _REPLAY = "wire-replay"
 
 #: Brokers compile what they run often: after so many records they are as fast as they get.
@@ -119,6 +123,17 @@ def measurements(plan: Plan) -> list[Measurement]:
     return found
 
 
+def missing(peers: Iterable[str]) -> dict[str, str]:
+    """The packages that are not installed, by the peers that need them."""
+    needed = {peer: PEERS[peer].needs for peer in peers}
+    return {
+        peer: name
+        for peer, names in needed.items()
+        for name in names
+        if importlib.util.find_spec(name) is None
+    }
+
+
 def facts(plan: Plan) -> dict[str, Any]:
     """Where and of what the figures are."""
     sample = b"".join(payloads(Case(name="", size=1_000)))
@@ -129,7 +144,6 @@ def facts(plan: Plan) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "asyncproducer": f"{asyncproducer.__version__}{_commit()}",
-        "linger_ms": LINGER_MS,
         "rounds": plan.rounds,
         # How well 1 MB of the values of 1 kB can be compressed (level 6), as a share.
         "gzip_ratio": round(len(zlib.compress(sample)) / len(sample), 2),
@@ -206,6 +220,33 @@ def brokers_cpu_s(proc: Path = Path("/proc")) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
+def run_group(
+    command: Sequence[str], given: str, environment: Mapping[str, str], timeout_s: float
+) -> tuple[int, str, str]:
+    """Run a command with this input; its status and what it has printed. Blocks.
+
+    Whatever ends it, and be it an interrupt, the processes that it has started end with it: a load
+    generator that nobody waits for would be measured with all that comes next.
+    Raises subprocess.TimeoutExpired.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(given, timeout_s)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    return process.returncode, out, err
+
+
 class _Bench:
     def __init__(self, cluster: KafkaCluster, stack: ExitStack) -> None:
         self._cluster = cluster
@@ -218,22 +259,29 @@ class _Bench:
         self._shared: dict[Case, tuple[str, ...]] = {}
         #: By case: what the batches of this producer were like, for the wire replay.
         self._ours: dict[str, Result] = {}
+        #: Who warms the brokers up: the compiled one, where it is there.
+        self._warming = _OURS
 
     def warm_up(self, case: Case) -> None:
         """A measurement that nobody hears of."""
-        self.measure(Measurement(headline(), case, _OURS, 0))
+        result = self.measure(Measurement(headline(), case, self._warming, 0))
+        if "error" in result and self._warming == _OURS:
+            self._warming = _OURS_PLAIN
+            self.warm_up(case)
 
     def measure(self, measurement: Measurement) -> Result:
         """The result of one process, or {"error": why not}, or {"skipped": why}."""
         case, workload = measurement.case, measurement.workload
-        topics = self._topics(workload, case)
+        topics: tuple[str, ...] = ()
         try:
+            topics = self._topics(workload, case)
             before = self._stored(topics) if workload.shared_topics else 0
             busy = brokers_cpu_s()
             result = self._worker(measurement, topics)
             if "sent" in result:
                 busy = brokers_cpu_s() - busy
-                if busy > 0:
+                # Of a load that time has ended most may be what went first, by a flood.
+                if busy > 0 and result.get("records", 0) >= case.records:
                     result["broker_cpu_us_per_record"] = busy / result["sent"] * 1e6
                 stored = self._committed(topics) if case.transactional else self._stored(topics)
                 stored -= before
@@ -244,7 +292,7 @@ class _Bench:
             return {"error": str(error)}
         finally:
             if not workload.shared_topics:
-                self._cluster.admin.delete_topics(*topics)
+                self._delete(topics)
         key = f"{workload.id} {case.name}"
         if measurement.peer == _OURS or key not in self._ours:
             self._ours[key] = result
@@ -261,19 +309,16 @@ class _Bench:
             like.get("batch_bytes", 0.0),
             like.get("batches_per_request", 0.0),
         )
-        done = subprocess.run(
+        # The job is not an argument: 5,000 topics are too much for one.
+        status, out, err = run_group(
             [sys.executable, "-m", "asyncproducer.bench.worker"],
-            # Not as an argument: 5,000 topics are too much for one.
-            input=as_text(job),
-            env=environment(peer),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+            as_text(job),
+            environment(peer),
+            _TIMEOUT_S,
         )
-        if done.returncode not in (0, CANNOT):
-            raise RuntimeError(f"{done.stdout}{done.stderr}".strip()[-2000:])
-        result: Result = json.loads(done.stdout.splitlines()[-1])
+        if status not in (0, CANNOT) or not out.strip():
+            raise RuntimeError(f"{out}{err}".strip()[-2000:] or f"it ended with {status}")
+        result: Result = json.loads(out.splitlines()[-1])
         if "cannot" in result:
             return {"skipped": result["cannot"]}
         return result
@@ -305,8 +350,13 @@ class _Bench:
     def forget_shared(self) -> None:
         """Deletes the topics of the last workload whose measurements shared them."""
         for topics in self._shared.values():
-            self._cluster.admin.delete_topics(*topics)
+            self._delete(topics)
         self._shared.clear()
+
+    def _delete(self, topics: tuple[str, ...]) -> None:
+        # The figures are there, and brokers that do not answer the next measurement tells of.
+        with suppress(RuntimeError, OSError):
+            self._cluster.admin.delete_topics(*topics)
 
     def _committed(self, topics: tuple[str, ...]) -> int:
         return sum(count_committed(self._cluster, t) for t in topics)

@@ -6,6 +6,8 @@ import argparse
 import dataclasses
 import json
 import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +47,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="workloads:\n"
         + "".join(f"  {w.id:<4} {w.title}\n" for w in WORKLOADS.values())
+        + "  W16  is `--instructions`\n"
         + "\nExit status: 0 if all was measured, 1 if something failed or needs more instructions, "
         "2 for wrong\narguments or missing packages, 130 when interrupted.",
     )
@@ -107,12 +110,16 @@ def run(options: argparse.Namespace) -> int:
     from asyncproducer.testing.kafka import KafkaUnavailable
 
     try:
+        _refuse_before(options)
         if options.instructions or options.update or options.profile:
             return _instructions(options)
         documents, failed = _documents(options)
         return _publish(options, documents) or int(failed)
     except ImportError as error:
         print(_MISSING.format(error), file=sys.stderr)
+        return 2
+    except _WrongArguments as error:
+        print(f"asyncproducer bench: error: {error}", file=sys.stderr)
         return 2
     except (KafkaUnavailable, OSError, ValueError) as error:
         print(error, file=sys.stderr)
@@ -122,25 +129,48 @@ def run(options: argparse.Namespace) -> int:
         return 130
 
 
+class _WrongArguments(ValueError):
+    """Arguments that argparse could not know to be wrong."""
+
+
+def _refuse_before(options: argparse.Namespace) -> None:
+    """What would fail after hours of measuring fails now. Raises _WrongArguments, ImportError."""
+    if options.json is not None and not options.json.resolve().parent.is_dir():
+        raise _WrongArguments(f"--json {options.json}: there is no directory {options.json.parent}")
+    if options.svg is not None:
+        from asyncproducer.bench import plots  # noqa: F401  # or it says what is missing
+    if options.page is not None:
+        from asyncproducer.bench import report
+
+        report.page(options.page.read_text(encoding="utf-8"), (), ())
+        home = options.page.resolve().parent
+        if options.svg is not None and not options.svg.resolve().is_relative_to(home):
+            raise _WrongArguments(
+                f"--svg {options.svg}: a page shows plots that lie beside it or below, in {home}"
+            )
+
+
 # -- measuring -------------------------------------------------------------------------------
 
 
 def _documents(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     """What was measured, now or before, and whether something failed."""
     if options.results:
-        return [json.loads(path.read_text(encoding="utf-8")) for path in options.results], False
+        return [_read(path) for path in options.results], False
     from asyncproducer.bench import floor, running
 
     plan = _plan(options)
     planned = running.measurements(plan)
     if not planned:
         raise ValueError("none of these peers can do any of these cases: there is nothing to do")
+    if missing := running.missing(dict.fromkeys(m.peer for m in planned)):
+        raise ImportError(", ".join(f"{peer} needs {name}" for peer, name in missing.items()))
     results: list[Result] = []
     facts = running.facts(plan)
     if any(measurement.case.ticker for measurement in planned):
         facts |= floor.measured()
     document = {"command": _command(), "facts": facts, "results": results}
-    with _terminal() as (console, progress):
+    with _ended_by_sigterm(), _terminal() as (console, progress):
         task = progress.add_task("measuring", total=len(planned))
         for result in running.run(plan):
             results.append(result)
@@ -148,9 +178,32 @@ def _documents(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]
             console.print(_line(result), markup=False, highlight=False)
             if options.json is not None:
                 # Each time: a run takes long, and what is measured must not be lost.
-                text = json.dumps(document, indent=1) + "\n"
-                options.json.write_text(text, encoding="utf-8")
+                _write(options.json, document)
     return [document], any("error" in result for result in results)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict) or not document.keys() >= {"command", "facts", "results"}:
+        raise _WrongArguments(f"--results {path}: this is not what --json has written")
+    return document
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    """All or nothing: what is there stays whole, should the disk be full or somebody interrupt."""
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Meanwhile SIGTERM is an interrupt: brokers and workers are not to stay behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -158,6 +211,11 @@ def _plan(options: argparse.Namespace) -> Plan:
 
     workloads = [WORKLOADS[name] for name in options.workloads or ()] or [headline()]
     if options.cases:
+        names = [c.name for w in workloads for c in w.cases]
+        for text in options.cases:
+            if not any(name.startswith(text) for name in names):
+                known = ", ".join(map(repr, names))
+                raise _WrongArguments(f"--cases: no case's name begins with {text!r}, of {known}")
         prefixes = tuple(options.cases)
         workloads = [
             dataclasses.replace(w, cases=tuple(c for c in w.cases if c.name.startswith(prefixes)))
@@ -235,7 +293,7 @@ def _instructions(options: argparse.Namespace) -> int:
         if options.profile:
             return _profile(instructions.profile(options.profile))
         counted = instructions.count()
-    except instructions.ValgrindMissing as error:
+    except (RuntimeError, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 1
     key = instructions.baseline_key()

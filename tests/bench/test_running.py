@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,90 @@ def test_a_worker_that_fails_is_told_and_its_topic_is_deleted(told: list[Any]) -
     told.append(RuntimeError("no module named so"))
     assert measure(cluster) == {"error": "no module named so"}
     assert cluster.topics == []
+
+
+def test_brokers_that_refuse_to_make_or_to_delete_a_topic_do_not_end_the_run(
+    told: list[Any],
+) -> None:
+    class Refusing(Cluster):
+        def create_topic(self, name: str, **_: Any) -> None:
+            raise RuntimeError("create topic: POLICY_VIOLATION")
+
+    assert measure(Refusing(stored=0)) == {"error": "create topic: POLICY_VIOLATION"}
+
+    class Keeping(Cluster):
+        def delete_topics(self, *names: str) -> None:
+            raise ConnectionError("nobody is there")
+
+    told.append({"sent": 0})
+    assert measure(Keeping(stored=0)) == {"sent": 0}
+
+
+def test_brokers_are_warm_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def worker(self: Any, measurement: Measurement, topics: tuple[str, ...]) -> Any:
+        asked.append(measurement.peer)
+        if measurement.peer == "asyncproducer":
+            raise RuntimeError("20 of 20 modules are not compiled")
+        return {"sent": 0}
+
+    monkeypatch.setattr(running._Bench, "_worker", worker)
+    with ExitStack() as stack:
+        bench = running._Bench(Cluster(stored=0), stack)  # type: ignore[arg-type] # stands in
+        for _ in range(2):
+            bench.warm_up(Case(name="warm-up"))
+    assert asked == ["asyncproducer", "asyncproducer-python", "asyncproducer-python"]
+
+
+def test_what_brokers_compute_is_not_told_of_a_load_that_time_has_ended(
+    told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of it may be what went first, by a flood."""
+    seconds = iter((1.0, 3.0, 3.0, 4.0))
+    monkeypatch.setattr(running, "brokers_cpu_s", lambda: next(seconds))
+    told += [{"sent": 10, "records": 10}, {"sent": 10, "records": 4}]
+    cluster = Cluster(stored=10)
+    assert measure(cluster)["broker_cpu_us_per_record"] == pytest.approx(2e5)
+    assert "broker_cpu_us_per_record" not in measure(cluster)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+def test_what_a_command_has_started_ends_with_it(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        "sleeper = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "child = subprocess.Popen(sleeper, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "Path(sys.argv[1], str(child.pid)).touch()\n"
+        "print(sys.stdin.read(), flush=True)\n"
+        "time.sleep(float(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert running.run_group([*command, "0"], "job", {}, 60) == (0, "job\n", "")
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.run_group([*command, "600"], "job", {}, 2)
+    pids = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 30
+    while not all(map(_has_ended, pids)) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert all(map(_has_ended, pids))
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        # Nobody may have asked yet how it has ended.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_missing_packages_are_told_by_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "kafka" else name)
+    assert running.missing(["asyncproducer", "kafka-python", "aiokafka"]) == {
+        "kafka-python": "kafka"
+    }
 
 
 def test_what_a_peer_cannot_do_is_not_looked_up_in_the_log(told: list[Any]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from asyncproducer.bench import instructions
-from asyncproducer.cli import main
+from asyncproducer.bench import instructions, running
+from asyncproducer.cli import bench, main
 
 
 @pytest.fixture
@@ -106,6 +107,77 @@ def test_cases_that_nobody_can_do_are_told_before_anything_is_started(
 ) -> None:
     assert main(["bench", "--workloads", "W11", "--peers", "java"]) == 1
     assert "there is nothing to do" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            ["--cases", "1 partition", "8000"],
+            "no case's name begins with '8000', of '1 partition'",
+        ),
+        (["--json", "no such/x.json"], "--json no such/x.json: there is no directory no such"),
+        (["--page", "page.md", "--svg", "../plots"], "a page shows plots that lie beside it"),
+        (["--results", "other.json"], "--results other.json: this is not what --json has written"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_told_before_anything_is_started(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("page.md").write_text("<!-- results -->\n<!-- end -->\n", encoding="utf-8")
+    Path("other.json").write_text("[]", encoding="utf-8")
+    assert main(["bench", "--workloads", "W1", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_page_without_a_place_is_told_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("no marks\n", encoding="utf-8")
+    assert main(["bench", "--page", str(page)]) == 1
+    assert "the page has no place for the results" in capsys.readouterr().err
+
+
+def test_peers_that_are_not_installed_are_named_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "missing", lambda peers: {"java": "a JVM"})
+    assert main(["bench", "--peers", "java"]) == 2
+    err = capsys.readouterr().err
+    assert "java needs a JVM" in err
+    assert 'pip install "asyncproducer[bench]"' in err
+
+
+def test_results_that_are_there_stay_whole_while_others_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "results.json"
+    bench._write(file, {"results": [1]})
+    before = file.read_text(encoding="utf-8")
+
+    def full(self: Path, *_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            bench._write(file, {"results": [1, 2]})
+    assert file.read_text(encoding="utf-8") == before
+    bench._write(file, {"results": [1, 2]})
+    assert json.loads(file.read_text(encoding="utf-8")) == {"results": [1, 2]}
+
+
+def test_sigterm_interrupts_a_run_and_nothing_else() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), bench._ended_by_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_missing_packages_are_named(
