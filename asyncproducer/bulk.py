@@ -11,11 +11,10 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from asyncproducer import arrow
-from asyncproducer.core.bulk import Objects
+from asyncproducer.core.bulk import Objects, gather
 from asyncproducer.core.delivery import ACKNOWLEDGED, Delivery, Outcome
 from asyncproducer.core.transactions import SEND
 from asyncproducer.errors import (
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Sending", "TableResult"]
 
-#: How many records are taken from an iterable at once: as many as have about so many bytes,
-#: as those before them had. What was taken is in memory; what a list has, is there anyway.
+#: How many records are taken from an iterable at once: as many as have about so many bytes, or as
+#: come in so long. What was taken is in memory; what a list has, is there anyway.
 _CHUNK_BYTES = 262_144
 _LARGEST_CHUNK = 1000
-_FIRST_CHUNK = 1
+_CHUNK_S = 0.0005
 
 #: How many records of a list share their bookkeeping. Memory for it is made before them: 0.2 ms.
 _LARGEST_OF_LIST = 100_000
@@ -237,12 +236,12 @@ class Sending:
     async def _many_from(
         self, topic: str | None, parts: list[Objects], iterator: Iterator[Any]
     ) -> None:
-        size = _FIRST_CHUNK
+        clock = asyncio.get_running_loop().time
         broken: BaseException | None = None
         while broken is None:
             items: list[Any] = []
             try:
-                items.extend(islice(iterator, size))
+                gather(iterator, items, _LARGEST_CHUNK, _CHUNK_BYTES, _CHUNK_S, clock)
             except BaseException as error:
                 # Behind those that came before it. Nobody was cancelled: there is no await.
                 broken = error
@@ -251,8 +250,6 @@ class Sending:
             rows = Objects(items, topic)
             parts.append(rows)
             await self._take(topic, rows, 0)
-            fitting = _CHUNK_BYTES * rows.count // max(1, rows.bytes)
-            size = max(1, min(fitting, 4 * size, _LARGEST_CHUNK))
         if broken is not None:
             raise broken
 
@@ -282,6 +279,9 @@ class Sending:
     async def _take(self, topic: str | None, rows: Rows, row: int) -> None:
         """Buffer the rows from `row` on."""
         intake = self._producer._intake
+        # To make the rows may have taken longer than to take them in.
+        if intake is not None and intake.is_over():
+            await intake.breathe()
         rows.abound = self._abounds
         pauses = 0
         while not rows.ends(row):
@@ -427,7 +427,8 @@ class Sending:
         `alike`: it may be the same object for several records in succession.
         """
         producer = self._producer
-        error: KafkaError | None = self._topics.get(topic)
+        # What is no str is refused for that, and may be no key of a dict.
+        error: KafkaError | None = self._topics.get(topic) if type(topic) is str else None
         if error is not None:
             view = producer._metadata.topic(topic)
             if view is None or (type(partition) is int and partition >= view.partition_count):

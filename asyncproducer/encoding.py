@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from asyncproducer.core.partitioner import Murmur3Partitioner, RoundRobinPartitioner
@@ -38,6 +38,9 @@ __all__ = [
 
 #: What can be sent as it is, beside None.
 _SENDABLE = (bytes, bytearray, memoryview, str)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
 #: What the record format has room for.
 MAX_TIMESTAMP = 2**63 - 1
@@ -214,9 +217,9 @@ def header_list(headers: Any) -> list[Header]:
         raise SerializationError(
             f"headers={headers!r}: give a mapping, or pairs of a name and a value"
         )
-    items = headers.items() if isinstance(headers, Mapping) else headers
     result: list[Header] = []
     try:
+        items = headers.items() if isinstance(headers, Mapping) else headers
         for index, pair in enumerate(items):
             if type(pair) is tuple and len(pair) == 2:
                 name, value = pair
@@ -242,9 +245,15 @@ def header_list(headers: Any) -> list[Header]:
                     "must be bytes, str or None"
                 )
             result.append((name, value))
+    except SerializationError:
+        raise
     except TypeError as error:
         raise SerializationError(
             f"headers of type {type(headers).__name__}: give a mapping, or pairs"
+        ) from error
+    except Exception as error:  # they may be anybody's
+        raise SerializationError(
+            f"headers of type {type(headers).__name__} cannot be read: {error!r}"
         ) from error
     return result
 
@@ -264,7 +273,11 @@ def timestamp_ms(timestamp: Any) -> int:
                 f"timestamp {timestamp!r} has no time zone: use an aware datetime, "
                 "for example datetime.now(timezone.utc)"
             )
-        timestamp = round(timestamp.timestamp() * 1000)
+        try:
+            # What is less than a millisecond is cut off, as from the times of tables.
+            timestamp = (timestamp - _EPOCH) // _MILLISECOND
+        except Exception as error:  # a time zone may be anybody's
+            raise InvalidTimestamp(f"timestamp {timestamp!r} cannot be read: {error!r}") from error
     if type(timestamp) is not int:
         raise InvalidTimestamp(
             f"timestamp {timestamp!r}: must be an int (ms since 1970) or an aware datetime"

@@ -1239,12 +1239,23 @@ class Intake:
             f"{pool.waiting} senders wait; await enqueue() or send(), or raise buffer_memory"
         )
 
+    def is_over(self) -> bool:
+        """Whether the turn is over by the clock, whatever came in. Where none is under way, one
+        begins now."""
+        if not self._open:
+            return False
+        if not self._here():
+            self._come_in()
+            return False
+        return self._now() >= self._turn_ends
+
     async def breathe(self) -> None:
         """Let the loop turn, for a task that has records when the turn is spent: answers must
         be read as well. Before its next record is taken, so that a cancellation finds nothing
         half done. Raises IllegalStateError where the next transaction has begun meanwhile."""
         openings = self.openings
-        self._pouring = self.accumulator.pouring = True
+        if self.spent or self._taken > _BYTES_PER_LOOK:  # else it is its time that is over
+            self._pouring = self.accumulator.pouring = True
         breath = Breath(self._loop)
         self.resume(breath)
         await breath

@@ -8,7 +8,8 @@ import asyncio
 import gc
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import groupby
+from contextlib import contextmanager
+from itertools import groupby, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -501,6 +502,125 @@ async def test_others_run_while_much_comes_in(cluster: EmbeddedCluster, new_prod
         await producer.warm_up("t")
         await producer.send_many("t", records())
     assert 8 <= turns < 20_000
+
+
+def pass_time(seconds: float) -> None:
+    """As if what runs now had taken so long."""
+    loop: Any = asyncio.get_running_loop()
+    loop._set_time(loop.time() + seconds)
+
+
+@contextmanager
+def counted_turns() -> Iterator[list[float]]:
+    """When the loop has turned."""
+    loop = asyncio.get_running_loop()
+    turns: list[float] = []
+    handle = loop.call_soon(lambda: None)
+
+    def turned() -> None:
+        nonlocal handle
+        turns.append(loop.time())
+        handle = loop.call_soon(turned)
+
+    turned()
+    try:
+        yield turns
+    finally:
+        handle.cancel()
+
+
+def longest(turns: list[float]) -> float:
+    return max(after - before for before, after in pairwise(turns))
+
+
+async def test_others_run_while_an_iterable_takes_its_time(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    given = asyncio.Event()
+
+    def records() -> Iterator[bytes]:
+        for n in range(500):
+            pass_time(0.002)
+            yield b"%d" % n
+        given.set()
+
+    async def later() -> AsyncIterator[bytes]:
+        for value in records():
+            yield value
+
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        for iterable in (records(), later()):
+            given.clear()
+            with counted_turns() as turns:
+                sending = asyncio.create_task(producer.send_many("t", iterable))
+                await given.wait()
+            assert longest(turns) < 0.0041
+            assert (await sending).acknowledged == 500
+
+
+async def test_a_loop_that_turns_for_time_makes_no_batch_wait(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Who gives little at a time does not pour: what he gives leaves in the next turn."""
+
+    def records() -> Iterator[bytes]:
+        for _ in range(10):
+            pass_time(0.1)
+            yield b"x"
+
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        result = await producer.send_many("t", records())
+    assert result.acknowledged == 10
+    assert producer.metrics()["batch_count"] >= 5
+
+
+async def test_large_records_behind_small_ones_are_a_few_at_a_time(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    taken = 0
+
+    def records() -> Iterator[Any]:
+        nonlocal taken
+        yield from (b"x" for _ in range(1400))
+        for _ in range(100):
+            taken += 100_000
+            yield Record("", bytes(100_000))
+
+    async with new_producer(buffer_memory=2_000_000) as producer:
+        await producer.warm_up("t")
+        cluster.pause(1)
+        cluster.pause(2)
+        task = asyncio.create_task(producer.send_many("t", records()))
+        await asyncio.sleep(0.1)
+        assert taken <= 2_000_000 + 500_000
+        cluster.resume(1)
+        cluster.resume(2)
+        assert (await task).acknowledged == 1500
+
+
+async def test_headers_that_raise_and_topics_that_are_none_stop_no_other_record(
+    new_producer: New,
+) -> None:
+    def headers() -> Iterator[tuple[str, bytes]]:
+        raise KeyError("trace_id")
+        yield "a", b"1"
+
+    records: list[Any] = [
+        Record("missing", b"v"),
+        Record("t", b"v", headers=headers()),
+        Record(["x"], b"v"),  # type: ignore[arg-type]
+        Record("t", b"v"),
+    ]
+    async with new_producer(max_block_ms=100) as producer:
+        result = await producer.send_many(None, records, raise_on_error=False)
+    assert [(row, type(error).__name__) for row, error in result.failed] == [
+        (0, "MetadataTimeout"),
+        (1, "SerializationError"),
+        (2, "InvalidTopic"),
+    ]
+    assert result.acknowledged == 1
 
 
 async def test_cancelled_no_further_record_is_taken_and_what_is_buffered_goes_on(

@@ -203,6 +203,7 @@ cdef class Values:
 
 cdef Py_ssize_t _UNKNOWN
 cdef Py_ssize_t _DIFFERENT
+cdef Py_ssize_t _LARGEST_SIZE
 
 
 @cython.final

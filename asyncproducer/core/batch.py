@@ -271,6 +271,8 @@ class Values:
 #: `Sizes.same` before the first, and where not all have the same: no value has such a size.
 _UNKNOWN = -2
 _DIFFERENT = -3
+#: No record is larger.
+_LARGEST_SIZE = 2**31 - 1
 
 
 class Sizes:
@@ -285,7 +287,8 @@ class Sizes:
         self._each: Any = None
 
     def put(self, number: int, size: int) -> None:
-        """The value has this size, -1 for null."""
+        """The value has this size, -1 for null. (Nobody asks for that of one that is too large.)"""
+        size = min(size, _LARGEST_SIZE)
         if self._each is None:
             if size == self.same:
                 return

@@ -171,11 +171,21 @@ cdef inline bint place_row(Rows rows, Py_ssize_t row, Outcome outcome, Py_ssize_
     return True
 
 
+@cython.locals(taken=Py_ssize_t, size=Py_ssize_t, look=Py_ssize_t, ends=double)
+cpdef object gather(
+    object iterator,
+    list items,
+    Py_ssize_t most,
+    Py_ssize_t most_bytes,
+    double seconds,
+    object clock,
+)
+
+
 cdef class Objects(Rows):
     cdef list _items
     cdef ListedValues _values
     cdef Py_ssize_t _base
-    cdef public Py_ssize_t bytes
     cdef object _topic_of_all
     cdef Sizes _key_sizes
     cdef Sizes _value_sizes
@@ -183,7 +193,7 @@ cdef class Objects(Rows):
     cpdef object add(self, object item)
     cpdef bint ends(self, Py_ssize_t row) except -1
     cpdef bint read(self, Py_ssize_t row) except -1
-    @cython.locals(taken=Py_ssize_t, size=Py_ssize_t)
+    @cython.locals(taken=Py_ssize_t)
     cpdef Py_ssize_t fill(
         self,
         ProducerBatch batch,

@@ -14,7 +14,7 @@ way of a single record, which knows what to do with it, or what to say about it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -57,6 +57,7 @@ __all__ = [
     "Rows",
     "Table",
     "Tally",
+    "gather",
     "murmur2_rows",
     "not_text",
 ]
@@ -75,6 +76,12 @@ _HEADER_OVERHEAD = 10
 #: What is kept of each run of rows: the first of them, the place of its outcome in `outcomes` or
 #: -1 - the place of its error in `errors`, the first one's index there, the timestamp of all.
 _RUN = 4
+
+#: Whose size `gather` knows: of text it is near enough.
+_SIZED = (bytes, str, bytearray)
+#: It looks at the clock after the first item, and then after twice as many, but no more than so many
+#: since it has looked last.
+_MOST_BETWEEN_LOOKS = 64
 
 _serials = count(1)
 
@@ -384,6 +391,33 @@ def _acknowledged(outcome: Outcome) -> bool:
 # -- objects -------------------------------------------------------------------------------
 
 
+def gather(
+    iterator: Iterator[Any],
+    items: list[Any],
+    most: int,
+    most_bytes: int,
+    seconds: float,
+    clock: Callable[[], float],
+) -> None:
+    """Append what an iterator gives next: at most so many items, about as many as have so many
+    bytes, and what comes in so long. Raises what the iterator raises, behind those before it."""
+    ends = clock() + seconds
+    taken = size = 0
+    look = 1
+    for item in iterator:
+        items.append(item)
+        taken += 1
+        value = item[1] if type(item) is Record else item  # a key is small
+        if type(value) in _SIZED:
+            size += len(value)
+        if taken == most or size >= most_bytes:
+            return
+        if taken == look:
+            if clock() >= ends:
+                return
+            look += min(taken, _MOST_BETWEEN_LOOKS)
+
+
 class Objects(Rows):
     """What a caller iterates over: bytes, Records of bytes, and what is not plain.
 
@@ -403,8 +437,6 @@ class Objects(Rows):
         #: The row of the first of `_items`.
         self._base = -first
         self._topic_of_all = topic
-        #: The size of what was read, for who wonders how many to take at once.
-        self.bytes = 0
         # Of each row that was read, for its RecordMetadata.
         self._key_sizes = Sizes(room, -1)
         self._value_sizes = Sizes(room)
@@ -477,20 +509,17 @@ class Objects(Rows):
             return False
         self._key_sizes.put(row, self.key_size)
         self._value_sizes.put(row, self.value_size)
-        self.bytes += self.size
         return True
 
     def fill(self, batch: ProducerBatch, row: int, end: int, limit: int, most: int) -> int:
         """See Rows."""
         if self._topic_of_all is None:
             return row
-        size = batch.size
         taken = batch.append_values(
             self._values, row - self._base, end - self._base, self.now, limit, most
         )
         if taken:
             self._place_run(row, batch, taken)
-            self.bytes += batch.size - size
         return row + taken
 
     def record(self, row: int) -> Any:
@@ -509,7 +538,6 @@ class Objects(Rows):
         self._put(row, self._slot(outcome), delivery._index, delivery._timestamp)
         self._key_sizes.put(row, delivery._key_size)
         self._value_sizes.put(row, delivery._value_size)
-        self.bytes += max(delivery._key_size, 0) + max(delivery._value_size, 0)
 
     def _delivery(self, row: int) -> Delivery:
         at = self._find(row)

@@ -539,12 +539,14 @@ def _wake(loop: Any, waiters: list[Waiter]) -> None:
         if wakeup is None:
             continue  # woken before, by a cancellation
         waiter._wakeup = None
+        # Who was cancelled stays in the line: what his context holds must not.
+        context, waiter._context = waiter._context, None
         try:
-            waiter._context.run(wakeup, waiter)
+            context.run(wakeup, waiter)
         except BaseException:
             # SystemExit, KeyboardInterrupt, or a task that cannot run now: not the others'.
             if at < len(waiters):
                 loop.call_soon(_wake, loop, waiters[at:])
             raise
     # A cancelled task holds this frame in its error: it must not hold the task in return.
-    wakeup = None
+    wakeup = context = None

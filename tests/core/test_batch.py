@@ -378,6 +378,13 @@ def test_sizes_are_those_that_were_put(sizes: list[int], missing: int | None) ->
     assert [kept.of(number) for number in range(len(sizes))] == sizes
 
 
+def test_a_value_that_no_record_can_have_does_not_stop_others() -> None:
+    kept = Sizes(3)
+    for number, size in enumerate((2**31, 1, 2**40)):
+        kept.put(number, size)
+    assert kept.of(1) == 1
+
+
 def test_values_in_a_row_begin_with_bytes_in_an_open_batch() -> None:
     batch = new()
     assert batch.append_values(ListedValues(["text", b"v"]), 0, 2, T0, 1000, 1000) == 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextvars
 import gc
 import inspect
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -615,6 +616,28 @@ def test_each_task_is_woken_in_its_own_context() -> None:
     assert names == ["Ann", "Bob"]
     assert name.get() == "nobody"
     assert [context[name] for context in contexts] == ["changed", "changed"]
+
+
+def test_a_wait_that_was_cancelled_does_not_hold_what_the_task_had() -> None:
+    """Its record may have no end for minutes."""
+
+    class Session:
+        pass
+
+    session: contextvars.ContextVar[Session] = contextvars.ContextVar("session")
+    loop = Loop()
+    batch, deliveries = new(1, loop=loop)
+    context = contextvars.copy_context()
+    context.run(session.set, Session())
+    held = weakref.ref(context[session])
+    task = Task(deliveries[0], context)
+    task.cancel()
+    loop.turn()
+    assert isinstance(task.end, CancelledError)
+    del task, context
+    gc.collect()
+    assert held() is None
+    batch.acknowledge(0, -1)
 
 
 def test_one_context_may_be_that_of_several_tasks() -> None:
