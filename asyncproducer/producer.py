@@ -942,9 +942,9 @@ class Producer(Front, Generic[K, V]):
         IllegalStateError; after a fatal error that very one, as ProducerFenced: see `send`. These
         end the sending, and so does what is raised by the iterable itself; what came before goes
         on. Cancelled: no further record is taken, what was buffered goes on. An iterable that is
-        not async is asked for up to 1,000 records (of about 256 KiB, or what it gives
-        in half a millisecond) at a time: so many may be lost for it then. A list is not copied: what is put into it or taken out meanwhile counts,
-        as far as its turn has not come.
+        not async is asked for up to 1,000 records (of about 256 KiB, or what it gives in half a
+        millisecond) at a time: so many may be lost for it then. A list is not copied: what is put
+        into it or taken out meanwhile counts, as far as its turn has not come.
         """
         self._check_usable(SEND)
         if isinstance(records, (Record, str, bytes, bytearray, memoryview)):

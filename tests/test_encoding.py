@@ -367,6 +367,8 @@ class Nowhere(tzinfo):
     def utcoffset(self, when: datetime | None) -> timedelta:
         raise KeyError("nowhere")
 
+    dst = tzname = utcoffset  # type: ignore[assignment]
+
 
 @pytest.mark.parametrize(
     ("timestamp", "expected"),

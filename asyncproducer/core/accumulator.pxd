@@ -283,6 +283,8 @@ cdef class Accumulator:
     cdef object _free(self, ProducerBatch batch)
     @cython.locals(size=Py_ssize_t)
     cpdef object give_back(self)
+    @cython.locals(batch=ProducerBatch)
+    cpdef bint has_expired(self, double now) except -1
     @cython.locals(batch=ProducerBatch, expired=list)
     cpdef list expire(self, double now)
 

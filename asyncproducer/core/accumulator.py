@@ -120,7 +120,7 @@ class Memory(Protocol):
         """Whether the broker gets no `size` bytes more now, though they may be free."""
         ...
 
-    def has_better(self, share: Any) -> bool:
+    def has_better(self, share: Any, size: int = 0) -> bool:
         """Whether another broker is not held up, or has much less."""
         ...
 
@@ -728,6 +728,11 @@ class Accumulator:
             self._charge(batch, limit)
         elif limit > batch.memory:
             grows = self._memory.try_reserve(limit - batch.memory, queue.share, spares=True)
+            if not grows and ripe:
+                # As much as a batch that begins gets: else who does not wait is turned away, where
+                # only the larger step was too large.
+                limit = max(size, min(limit, batch.memory + self._batch_size))
+                grows = self._memory.try_reserve(limit - batch.memory, queue.share)
             if grows:
                 self._charge(batch, limit)
         if not grows and not ripe:
@@ -768,7 +773,7 @@ class Accumulator:
             share = self.share_of(topic, -1)
             if not self._memory.is_held_up(share, size):
                 return True
-            if topic.partition_count < 2 or not self._memory.has_better(share):
+            if topic.partition_count < 2 or not self._memory.has_better(share, size):
                 break
             self._unstick(topic)
             # So much makes it choose anew.
@@ -969,6 +974,8 @@ class Accumulator:
             batch = queue.open
             if batch is None or queue.ready_at is not None or queue.leader < 0:
                 continue
+            if queue.batches[0] is not batch:
+                continue  # it cannot leave yet, and would be followed by another for each record
             if batch.count != batch.seen:
                 batch.seen = batch.count
                 growing.append(queue)
@@ -1147,8 +1154,11 @@ class Accumulator:
         self.compressed_here = False
         self._quick_left = self.quick_bytes
         postponed, self.postponed = self.postponed, []
-        for queue in postponed:
+        for queue in reversed(postponed):
             self._touch(queue, now)
+            if queue.ready_at is not None:
+                # In its place: behind those whose turn has just been, it would be postponed again.
+                self.ready[queue.ready_at].move_to_end(queue, last=False)
         return bool(postponed)
 
     def _postpones(self, batch: ProducerBatch) -> bool:
@@ -1357,6 +1367,12 @@ class Accumulator:
 
     # -- giving up -------------------------------------------------------------------------
 
+    def has_expired(self, now: float) -> bool:
+        """Whether the delivery timeout of a batch is over."""
+        for batch in self.incomplete:
+            return batch.created_at + self._delivery_timeout <= now
+        return False
+
     def expire(self, now: float) -> list[ProducerBatch]:
         """Fail the batches whose delivery timeout is over; returns them."""
         expired: list[ProducerBatch] = []
@@ -1382,7 +1398,10 @@ class Accumulator:
         if batch.in_flight:
             return
         self._leave_line(queue)
-        queue.batches.remove(batch)
+        try:
+            queue.batches.remove(batch)
+        except ValueError:
+            return  # a failure has left it nowhere: here is its end
         queue.topic.queued_batches -= 1
         if queue.open is batch:
             self._close(queue, batch)

@@ -697,6 +697,10 @@ class ProducerBatch(Outcome):
                     number += 1
             except SerializationError:
                 pass  # who reads that row alone hears of it
+            finally:
+                # Whatever was raised: what comes next is written behind what is there.
+                self.count = count
+                self.size = size
         else:
             parts: list[bytes] = []
             for value in values.plain(first, end):
@@ -720,10 +724,10 @@ class ProducerBatch(Outcome):
                 count += 1
                 number += 1
             buffer += b"".join(parts)
+            self.count = count
+            self.size = size
         if number == first:
             return 0
-        self.count = count
-        self.size = size
         if timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
         bound = _OVERHEAD + 2 + _size_of_field(largest)
@@ -959,7 +963,7 @@ class ProducerBatch(Outcome):
         if self.payload is None:
             data = self.uncompressed()
         elif self.codec is not None:
-            data = memoryview(self.codec.decompress(self.payload))
+            data = memoryview(self.codec.decompress(self.payload, self.size))
         else:
             raise IllegalStateError("a batch without a codec has no compressed records")
         if BATCH_OVERHEAD + len(data) <= target_size:

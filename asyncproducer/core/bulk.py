@@ -79,8 +79,8 @@ _RUN = 4
 
 #: Whose size `gather` knows: of text it is near enough.
 _SIZED = (bytes, str, bytearray)
-#: It looks at the clock after the first item, and then after twice as many, but no more than so many
-#: since it has looked last.
+#: It looks at the clock after the first item, and then after twice as many, but no more than so
+#: many since it has looked last.
 _MOST_BETWEEN_LOOKS = 64
 
 _serials = count(1)

@@ -277,12 +277,14 @@ class BufferPool:
         than it may, or somebody waits for it."""
         return share is not None and (share.is_waited_for() or self._has_enough(share, size))
 
-    def has_better(self, share: Share) -> bool:
-        """Whether another broker than this one, which is held up, is not, or has less than half."""
+    def has_better(self, share: Share, size: int = 0) -> bool:
+        """Whether another broker than this one, which is held up, is not (for `size` bytes), or has
+        less than half."""
         return any(
-            not self.is_held_up(other) or 2 * other.held < share.held
+            not self.is_held_up(other, size) or 2 * other.held < share.held
             for other in self._shares.values()
-            if other is not share
+            # One that leads nothing, or what had no leader for a while, takes nothing.
+            if other is not share and other.node >= 0 and other.queues
         )
 
     def told_of(self, share: Share) -> str:

@@ -35,6 +35,7 @@ cdef class Scheduler:
     cdef public double _backoff
     cdef public object _wakeup
     cdef public double _sleeps_until
+    cdef public double _reached
     cdef public double _held_until
     cdef public dict _warned
     cdef public bint _stepping

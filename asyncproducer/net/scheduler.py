@@ -131,6 +131,8 @@ class Scheduler:
         self.id_error: KafkaError | None = None
         self._id_refusals = 0
         self._id_told = False
+        #: The deadline for which it is awake.
+        self._reached = -_NEVER
         self.stopped = False
         #: Why nothing can be sent any more, or None.
         self.fatal_error: KafkaError | None = None
@@ -143,10 +145,19 @@ class Scheduler:
             while not self.stopped:
                 # Before stepping: a wake in between must not be lost.
                 wakeup = self._wakeup = self._loop.create_future()
-                deadline = self.try_step(self._time())
+                # A loop may run its timers a little early, uvloop's up to half a millisecond: what
+                # was due at its deadline is, or it would be asked again until then.
+                now = max(self._time(), self._reached)
+                self._reached = -_NEVER
+                if self._accumulator.has_expired(now):
+                    # Not before the answers that are here already: what has just held up the loop
+                    # for as long may have held up nobody else. It reads them in this turn.
+                    await asyncio.sleep(0)
+                    self._expire(max(now, self._time()))
+                deadline = self.try_step(now)
                 timer = None
                 if deadline < _NEVER:
-                    timer = self._loop.call_at(deadline, self.wake)
+                    timer = self._loop.call_at(deadline, self._wake_at, deadline)
                 self._sleeps_until = deadline
                 try:
                     await wakeup
@@ -161,6 +172,23 @@ class Scheduler:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+
+    def _wake_at(self, deadline: float) -> None:
+        self._reached = deadline
+        self.wake()
+
+    def _expire(self, now: float) -> None:
+        """Give up what has waited too long. The step that comes next is for what follows from it,
+        and for what is asked of it from inside: callbacks may send."""
+        self._stepping = True
+        try:
+            for batch in self._accumulator.expire(now):
+                self._metrics.records_failed(batch.topic, batch.count)
+            self._accumulator.give_back()
+        except Exception:
+            logger.exception("the scheduler failed; it goes on")
+        finally:
+            self._stepping = False
 
     def try_step(self, now: float) -> float:
         """`step`, where a failure of ours must not reach the caller."""
@@ -204,11 +232,6 @@ class Scheduler:
                 self._step_again = False
                 accumulator.news = False
                 self._idempotence(now)
-                expired = accumulator.expire(now)
-                if expired:
-                    for batch in expired:
-                        self._metrics.records_failed(batch.topic, batch.count)
-                    accumulator.give_back()
                 if self._transactions is not None:
                     self._transactions.step(now)
                 accumulator.fire_timers(now)
@@ -527,7 +550,12 @@ class Scheduler:
         if decision.action is Action.RETRY:
             self._retry(batch, decision, log_start_offset, code, now)
         elif decision.action is Action.SPLIT:
-            parts = self._accumulator.split(batch, now)
+            try:
+                parts = self._accumulator.split(batch, now)
+            except Exception as error:  # there may be no memory for it
+                why = f"{message or 'it is too large'}; and it could not be split: {error!r}"
+                self._fail(batch, code, why, error, now, record_errors)
+                return
             self._metrics.batch_split(batch.topic)
             logger.warning(
                 "%s-%d: the broker found a batch of %d records (%d bytes) too large; it is sent "

@@ -19,7 +19,7 @@ class Undivided:
         """No broker is."""
         return False
 
-    def has_better(self, share: None) -> bool:
+    def has_better(self, share: None, size: int = 0) -> bool:
         """All are as good."""
         return False
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import random
@@ -27,7 +28,7 @@ from asyncproducer.errors import (
     DeliveryTimeout,
     IllegalStateError,
 )
-from asyncproducer.net.buffer_pool import Share, Ticket
+from asyncproducer.net.buffer_pool import BufferPool, Share, Ticket
 from asyncproducer.testing.batches import decode_batch
 
 T0 = 1_700_000_000_000
@@ -67,7 +68,7 @@ class Pool:
     def is_held_up(self, share: Share | None, size: int = 0) -> bool:
         return share is not None and share.node in self.held_up
 
-    def has_better(self, share: Share) -> bool:
+    def has_better(self, share: Share, size: int = 0) -> bool:
         return not self.held_up.issuperset(self.shares)
 
     def move(self, share: Share | None, node: int) -> Share:
@@ -1432,6 +1433,20 @@ def test_a_value_that_cannot_be_read_does_not_let_its_batch_grow(answers: int) -
     assert rig.taken() == 0
 
 
+def test_what_grows_takes_less_where_so_much_is_not_to_be_had() -> None:
+    """Who does not wait is turned away when there is no memory for any batch of this broker."""
+    loop = asyncio.new_event_loop()
+    pool = BufferPool(4_000_000, loop=loop)
+    memory: Any = pool
+    rig = Rig([1, 2], memory=memory, batch_size=16_384, batch_max_bytes=1_000_000)
+    rig.append(bytes(1000), partition=1)
+    while rig.try_append(bytes(1000)) is not None:
+        rig.now += 1e-6
+    assert pool.is_held_up(rig.queue().share, 16_384)
+    assert 8 * (pool.available - 16_384) < rig.queue().share.held + 16_384
+    loop.close()
+
+
 def test_nothing_grows_without_memory() -> None:
     rig = growing(memory=Pool(1800))
     rig.append(bytes(900))
@@ -1799,6 +1814,16 @@ def test_one_turn_compresses_only_so_much_on_the_loop() -> None:
     assert not accumulator.turned(rig.now), "nothing waits any more"
 
 
+def test_what_waits_for_the_next_turn_does_not_line_up_behind_whose_turn_has_been() -> None:
+    """Where each turn has time for one batch, they take turns all the same."""
+    rig = Rig([1, 1, 1, 1], codec=codec("lz4"), linger=0.0, quick_bytes=1000)
+    for _ in range(3):
+        for partition in range(4):
+            rig.append(bytes(900), partition=partition)
+    drained = [partitions(rig.drain()) for _ in range(12)]
+    assert drained == [[0], [1], [2], [3]] * 3
+
+
 def test_what_waits_for_the_next_turn_can_end_or_move_before() -> None:
     rig = Rig([1, 1, 1], codec=codec("lz4"), linger=0.0, quick_bytes=300, delivery_timeout=2.0)
     for partition in range(3):
@@ -1979,6 +2004,38 @@ def test_a_split_makes_the_estimate_careful_again() -> None:
     rig.accumulator.landed(batch)
     rig.accumulator.split(batch, rig.now)
     assert rig.accumulator.estimator.estimate("orders", 3) == 1.0
+
+
+def test_a_batch_that_a_failure_has_left_nowhere_has_its_end_and_stops_nobody() -> None:
+    rig = Rig(linger=0.0, delivery_timeout=2.0)
+    lost = rig.append()
+    rig.accumulator.landed(rig.drain_one())
+    other = rig.append()
+    rig.now += 2.0
+    assert len(rig.accumulator.expire(rig.now)) == 2
+    assert isinstance(lost.exception(), DeliveryTimeout)
+    assert isinstance(other.exception(), DeliveryTimeout)
+    assert rig.taken() == 0
+
+
+def test_a_split_reads_as_much_as_the_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be more than what is read of a stranger's."""
+    compressing = codec("zstd")
+    decompress = type(compressing).decompress
+    limits: list[int] = []
+
+    def spy(self: Codec, data: Any, max_size: int = 100) -> bytes:
+        limits.append(max_size)
+        return decompress(self, data, max_size)
+
+    monkeypatch.setattr(type(compressing), "decompress", spy)
+    rig = Rig(codec=compressing, linger=0.0, batch_size=10_000)
+    rig.append(bytes(4000))
+    rig.append(bytes(4000))
+    batch = rig.drain_one()
+    rig.accumulator.landed(batch)
+    assert len(rig.accumulator.split(batch, rig.now)) == 2
+    assert limits == [batch.size]
 
 
 def test_parts_expire_with_the_age_of_their_batch() -> None:
@@ -2345,6 +2402,30 @@ def test_what_has_left_or_cannot_leave_is_not_settled() -> None:
     rig.append(partition=1)
     assert not rig.accumulator.settle(rig.now, idle)
     assert rig.queue(1).open is not None
+
+
+def test_records_behind_what_cannot_leave_share_a_batch() -> None:
+    """Else each of them would have a batch of its own, and the memory of one, as long as a broker
+    refuses the first."""
+    rig = Rig(linger=50.0, adaptive_linger=True)
+    rig.append()
+    for _ in range(2):
+        rig.accumulator.settle(rig.now, idle)
+    rig.retry(rig.drain_one())
+    for _ in range(20):
+        rig.append()
+        for _ in range(2):
+            rig.accumulator.settle(rig.now, idle)
+    assert [batch.count for batch in rig.queue().batches] == [1, 20]
+
+
+def test_before_there_is_a_producer_id_no_more_than_one_record_has_a_batch_of_its_own() -> None:
+    rig = Rig(linger=50.0, adaptive_linger=True, sequences=Sequences())
+    for _ in range(20):
+        rig.append()
+        for _ in range(2):
+            rig.accumulator.settle(rig.now, idle)
+    assert [batch.count for batch in rig.queue().batches] == [1, 19]
 
 
 def test_without_adaptive_linger_nothing_is_fresh() -> None:

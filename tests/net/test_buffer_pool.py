@@ -1681,3 +1681,21 @@ def test_a_long_seeded_storm_of_tickets(seed: int) -> None:
         machine.nothing_but_the_planned_errors()
     assert machine.served > 100
     machine.teardown()
+
+
+def test_no_broker_is_better_that_takes_nothing() -> None:
+    """One that leads nothing any more, or what was without a leader for a while."""
+    loop = asyncio.new_event_loop()
+    pool = BufferPool(1000, loop=loop)
+    one, two, gone, nowhere = (pool.share(node) for node in (1, 2, 3, -1))
+    for share in (one, two):
+        share.queues = 1
+        share.held = 475
+        assert pool.try_reserve(475)
+    assert pool.is_held_up(one)
+    assert not pool.is_held_up(gone)
+    assert not pool.is_held_up(nowhere)
+    assert not pool.has_better(one)
+    gone.queues = 1
+    assert pool.has_better(one)
+    loop.close()

@@ -10,6 +10,7 @@ import logging
 import threading
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal
 
@@ -32,10 +33,12 @@ from asyncproducer import (
     ProducerClosed,
     ProtocolError,
     Record,
+    RecordMetadata,
     UnsupportedVersionError,
 )
 from asyncproducer.core import wire
 from asyncproducer.core.batch import NO_HEADERS
+from asyncproducer.core.compression import codec
 from asyncproducer.core.sequences import MAX_EPOCH, IdState, PartitionSequences
 from asyncproducer.testing import EmbeddedCluster, MemoryNetwork
 from asyncproducer.testing.faults import BatchSummary, Drop
@@ -1247,6 +1250,81 @@ async def test_batch_that_the_broker_finds_too_large_is_split(
         # SN-14: nothing of the original is left that could expire.
         await asyncio.sleep(200)
     assert sorted(stored(cluster, "small")) == list(range(40))
+
+
+async def test_a_batch_that_cannot_be_split_fails_and_nothing_else(
+    cluster: EmbeddedCluster, new_producer: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decompress(*_: object) -> bytes:
+        raise MemoryError
+
+    cluster.inject("produce", error="MESSAGE_TOO_LARGE")
+    async with new_producer(compression_type="lz4") as producer:
+        await producer.warm_up("t")
+        with monkeypatch.context() as patched:
+            patched.setattr(type(codec("lz4")), "decompress", decompress)
+            sent = [producer.send_nowait("t", payload(n)) for n in range(2)]
+            for result in await outcomes(sent):
+                assert isinstance(result, DeliveryError)
+                assert (result.code, result.persisted) == (10, "no")
+                assert "could not be split: MemoryError()" in str(result)
+        await producer.send("t", payload(2))
+        assert producer.health.buffered_bytes == 0
+        await asyncio.sleep(200)
+    assert stored(cluster) == [2]
+
+
+async def test_what_is_answered_already_does_not_expire() -> None:
+    """Whatever has held up the loop: an answer that is here is heard before its time is up."""
+    loop: Any = asyncio.get_running_loop()
+    async with (
+        EmbeddedCluster(2, topics={"t": 2}, network=MemoryNetwork(latency=0.05)) as cluster,
+        Producer(
+            cluster.bootstrap_servers,
+            connector=cluster.connector,
+            delivery_timeout_ms=4000,
+            request_timeout_ms=3000,
+            retry_backoff_ms=1500,
+            retry_backoff_max_ms=1500,
+        ) as producer,
+    ):
+        for partition in range(2):
+            await producer.send("t", payload(0), partition=partition)
+        for node in (1, 2):
+            cluster.inject("produce", node=node, error="NOT_ENOUGH_REPLICAS")
+        held = [cluster.inject("produce", node=node, hold=True) for node in (1, 2)]
+        sent = [producer.send_nowait("t", payload(1), partition=n) for n in range(2)]
+        began = loop.time()
+        await asyncio.sleep(2.5)  # by then both have gone again
+        assert producer.metrics()["requests_in_flight"] == 2
+        for fault in held:
+            fault.release()
+        await turns()
+        loop._set_time(began + 4.02)  # when the answers are here
+        await producer.enqueue("t", b"whoever comes now")
+        assert [type(result) for result in await outcomes(sent)] == [RecordMetadata] * 2
+
+
+async def test_a_loop_that_runs_timers_early_is_not_asked_again_until_they_are_due(
+    cluster: EmbeddedCluster, new_producer: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As uvloop, which counts in whole milliseconds."""
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+    asked: list[float] = []
+
+    def early(when: float, callback: Any, *given: Any, context: Any = None) -> Any:
+        if getattr(callback, "__name__", "") == "_wake_at":
+            asked.append(when)
+            when = max(loop.time(), when - 0.0004)
+        return call_at(when, callback, *given, context=context)
+
+    async with new_producer(linger_ms=5, adaptive_linger=False) as producer:
+        await producer.warm_up("t")
+        monkeypatch.setattr(loop, "call_at", early)
+        await producer.send("t", payload(0))
+    assert asked
+    assert Counter(asked).most_common(1)[0][1] <= 2
 
 
 async def test_split_keeps_sequences(cluster: EmbeddedCluster, new_producer: New) -> None:
