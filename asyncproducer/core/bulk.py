@@ -402,11 +402,10 @@ def gather(
     """Append what an iterator gives next: at most so many items, about as many as have so many
     bytes, and what comes in so long. Raises what the iterator raises, behind those before it."""
     ends = clock() + seconds
-    taken = size = 0
+    size = 0
     look = 1
-    for item in iterator:
+    for taken, item in enumerate(iterator, 1):
         items.append(item)
-        taken += 1
         value = item[1] if type(item) is Record else item  # a key is small
         if type(value) in _SIZED:
             size += len(value)
