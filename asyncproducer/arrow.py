@@ -114,6 +114,8 @@ class Columns:
         pa = _pyarrow()
         self._topic = topic
         self._schema = schema
+        #: The last one that was found to have the same columns.
+        self._like = schema
         types = pa.types
         self._names = self._find(topic_column, "topic", _is_text, "text")
         self._keys = self._find(key, "key", _is_bytes, _BYTES)
@@ -152,14 +154,37 @@ class Columns:
 
         Raises SerializationError for damaged ones, and where the columns are not those of ours.
         """
-        if reader.schema is not self._schema and not reader.schema.equals(self._schema):
+        if not self._are_in(reader.schema):
             raise SerializationError(
                 "all tables of an iterable have the same columns: the first has "
                 f"{_shown(self._schema)}, this one {_shown(reader.schema)}"
             )
         for batch in reader:
+            # A reader does not look at what it is made from, and columns are taken by their number.
+            if not self._are_in(batch.schema):
+                raise SerializationError(
+                    "all batches of a reader have the columns of its schema: that has "
+                    f"{_shown(self._schema)}, this batch {_shown(batch.schema)}; bring them into "
+                    "its order with batch.select(schema.names), and to its types with "
+                    "batch.cast(schema)"
+                )
             for start in range(0, batch.num_rows, _BLOCK_ROWS):
                 yield self._table(batch.slice(start, _BLOCK_ROWS))
+
+    def _are_in(self, schema: pyarrow.Schema) -> bool:
+        """Whether a schema has the columns of ours, by name and type, and in their order.
+
+        Whatever it says of nulls: each array has its own. Nothing but them is of a type of its
+        own where pandas has guessed it.
+        """
+        if schema is not self._like and not schema.equals(self._like):
+            if schema.names != self._schema.names:
+                return False
+            for field, ours in zip(schema, self._schema, strict=True):
+                if _type(field) != _type(ours) and not _pyarrow().types.is_null(field.type):
+                    return False
+            self._like = schema
+        return True
 
     def _table(self, batch: pyarrow.RecordBatch) -> Table:
         names: list[Any] = []
@@ -199,7 +224,12 @@ class Columns:
 
 
 def _shown(schema: Any) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+    return ", ".join(f"{field.name}: {_type(field)}" for field in schema)
+
+
+def _type(field: Any) -> str:
+    """Without what a nested type says of nulls."""
+    return str(field.type).replace(" not null", "")
 
 
 # -- types ---------------------------------------------------------------------------------

@@ -1006,8 +1006,9 @@ class Producer(Front, Generic[K, V]):
         Raises ProducerStateError, AuthenticationError (see `send`), in a transaction
         TransactionAborted and IllegalStateError; after a fatal error that very one, as
         ProducerFenced: see `send`. These end the sending, and so does what a reader raises, and
-        SerializationError for a damaged array (its `validate(full=True)` tells); what was
-        buffered goes on. A transaction from which rows were refused, some or all, is not committed.
+        SerializationError for a damaged array (its `validate(full=True)` tells), or for a batch
+        with other columns than its reader's schema says; what was buffered goes on. A transaction
+        from which rows were refused, some or all, is not committed.
         """
         self._usable_intake(SEND)
         sending = self._sending()  # before anything is waited for: its transaction may end

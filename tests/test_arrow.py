@@ -534,6 +534,66 @@ async def test_tables_as_they_come_have_the_same_columns(
         assert stored(cluster) == [b"a"]
 
 
+def batches_of(schema: pa.Schema, *batches: dict[str, Any]) -> pa.RecordBatchReader:
+    """A reader, which looks at none of them."""
+    return pa.RecordBatchReader.from_batches(schema, map(pa.record_batch, batches))
+
+
+KEY_AND_VALUE = pa.schema([("k", pa.binary()), ("v", pa.binary())])
+
+
+@pytest.mark.parametrize(
+    ("other", "shown"),
+    [
+        ({"v": [b"2"], "k": [b"b"]}, "v: binary, k: binary"),
+        ({"k": [b"b"]}, "k: binary"),
+        ({"k": [b"b"], "v": [b"2"], "w": [b""]}, "k: binary, v: binary, w: binary"),
+        ({"k": [b"b"], "v": ["2"]}, "k: binary, v: string"),
+    ],
+    ids=["another order", "too few", "too many", "another type"],
+)
+async def test_a_batch_that_has_other_columns_than_its_reader_is_refused(
+    cluster: EmbeddedCluster, new_producer: New, other: dict[str, Any], shown: str
+) -> None:
+    reader = batches_of(KEY_AND_VALUE, {"k": [b"a"], "v": [b"1"]}, other)
+    async with new_producer() as producer:
+        with pytest.raises(
+            SerializationError, match=f"that has k: binary, v: binary, this batch {shown}; bring"
+        ):
+            await producer.send_table("t", reader, key="k", value="v")
+    assert stored(cluster) == [b"1"]
+
+
+def test_a_batch_may_say_other_things_of_nulls_than_its_reader() -> None:
+    def pairs(nullable: bool) -> pa.DataType:
+        return pa.list_(pa.struct([pa.field("n", pa.string(), nullable), ("v", pa.binary())]))
+
+    schema = pa.schema([pa.field("v", pa.binary(), False), ("h", pairs(False))], {"made": "by us"})
+    reader = batches_of(
+        schema,
+        {"v": [b"1"], "h": pa.array([[("n", b"x")]], pairs(True))},
+        {"v": pa.nulls(1), "h": pa.nulls(1)},
+        {"v": [b"3"], "h": pa.array([None], pairs(True))},
+    )
+    assert read(reader, value="v", headers="h") == [
+        Record("t", b"1", None, [("n", b"x")]),
+        Record("t"),
+        Record("t", b"3"),
+    ]
+
+
+async def test_tables_as_they_come_may_say_other_things_of_nulls(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async def tables() -> AsyncIterator[Any]:
+        for nullable in (False, True):
+            schema = pa.schema([pa.field("value", pa.binary(), nullable)])
+            yield pa.record_batch({"value": [b"a"]}, schema)
+
+    async with new_producer() as producer:
+        assert (await producer.send_table("t", tables())).acknowledged == 2
+
+
 def broken_text(*parts: bytes) -> pa.Array:
     """A column of text with any bytes."""
     ends = array("i", accumulate(map(len, parts), initial=0))
