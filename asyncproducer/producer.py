@@ -56,7 +56,7 @@ from asyncproducer.errors import (
     MetadataTimeout,
     ProducerClosed,
     ProducerNotStarted,
-    RecordError,
+    ProducerStateError,
     SerializationError,
     WrongLoopError,
     again,
@@ -1008,7 +1008,8 @@ class Producer(Front, Generic[K, V]):
         ProducerFenced: see `send`. These end the sending, and so does what a reader raises, and
         SerializationError for a damaged array (its `validate(full=True)` tells), or for a batch
         with other columns than its reader's schema says; what was buffered goes on. A transaction
-        from which rows were refused, some or all, is not committed.
+        from which rows were refused, some or all, or whose reader or iterable has failed, is not
+        committed.
         """
         self._usable_intake(SEND)
         sending = self._sending()  # before anything is waited for: its transaction may end
@@ -1040,7 +1041,10 @@ class Producer(Front, Generic[K, V]):
                 timestamp=timestamp,
             )
             result = await sending.table(columns, reader, rest)
-        except (RecordError, TypeError, ImportError) as error:
+        except (ProducerStateError, IllegalStateError):
+            raise  # nothing can be sent now: a commit that is under way goes on
+        except Exception as error:
+            # Whatever the table, a reader or an iterable raises: the rest of the rows is not sent.
             sending.refused(error)
             raise
         if raise_on_error and result.acknowledged < len(result):

@@ -614,6 +614,28 @@ async def refused_damaged_table(tx: Producer[Any, Any]) -> None:
         await tx.send_table("t", pa.table({"value": chunks}))
 
 
+def failing_reader() -> pa.RecordBatchReader:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"value": [b"of the first"]})
+        raise ValueError("the file ends here")
+
+    return pa.RecordBatchReader.from_batches(pa.schema([("value", pa.binary())]), batches())
+
+
+async def refused_reader_that_fails(tx: Producer[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="the file ends here"):
+        await tx.send_table("t", failing_reader())
+
+
+async def refused_tables_that_fail(tx: Producer[Any, Any]) -> None:
+    async def tables() -> AsyncIterator[pa.Table]:
+        yield pa.table({"value": [b"of the first"]})
+        raise OSError("the network is down")
+
+    with pytest.raises(OSError, match="the network is down"):
+        await tx.send_table("t", tables())
+
+
 async def refused_table_without_the_column(tx: Producer[Any, Any]) -> None:
     with pytest.raises(SerializationError):
         await tx.send_table("t", pa.table({"other": [b"x"]}))
@@ -650,6 +672,8 @@ async def rejected_by_the_broker(tx: Producer[Any, Any]) -> None:
         (refused_before_the_intake, InvalidTopic),
         (refused_table_behind_another, SerializationError),
         (refused_damaged_table, SerializationError),
+        (refused_reader_that_fails, RecordError),
+        (refused_tables_that_fail, RecordError),
         (refused_table_without_the_column, SerializationError),
         (refused_table_for_no_topic, InvalidTopic),
         (refused_as_no_table, RecordError),
@@ -2721,6 +2745,30 @@ async def test_rows_do_not_go_on_in_the_next_transaction(
             await sending
         await producer.commit_transaction()
         assert stored(cluster) == [b"1"]
+
+
+async def test_a_table_that_comes_while_its_transaction_is_committed_does_no_harm_to_it(
+    cluster: EmbeddedCluster, new: New, version: int
+) -> None:
+    more = asyncio.Event()
+
+    async def tables() -> AsyncIterator[pa.Table]:
+        yield pa.table({"value": [b"1"]})
+        await more.wait()
+        yield pa.table({"value": [b"2"]})
+
+    async with new() as producer:
+        await producer.begin_transaction()
+        cluster.inject("produce", delay=1)
+        sending = asyncio.create_task(producer.send_table("t", tables()))
+        await asyncio.sleep(0.1)
+        committing = asyncio.create_task(producer.commit_transaction())
+        await asyncio.sleep(0.1)
+        more.set()
+        with pytest.raises(IllegalStateError, match="state COMMITTING"):
+            await sending
+        await committing
+        assert committed(cluster) == [b"1"]
 
 
 @pytest.mark.parametrize("begun", [True, False])
