@@ -212,6 +212,8 @@ class Columns:
         if pa.types.is_null(array.type):
             return None
         try:
+            # Does each buffer have what its length asks for? pyarrow would read on behind it.
+            array.validate()
             return convert(array)
         except pa.ArrowException as error:
             self._unreadable(index, error)

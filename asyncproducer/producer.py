@@ -1009,7 +1009,8 @@ class Producer(Front, Generic[K, V]):
         SerializationError for a damaged array (its `validate(full=True)` tells), or for a batch
         with other columns than its reader's schema says; what was buffered goes on. A transaction
         from which rows were refused, some or all, or whose reader or iterable has failed, is not
-        committed.
+        committed. What is within views and dictionaries pyarrow reads unchecked: validate in full
+        what comes from strangers.
         """
         self._usable_intake(SEND)
         sending = self._sending()  # before anything is waited for: its transaction may end

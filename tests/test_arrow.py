@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import struct
 import subprocess
 import sys
 from array import array
@@ -592,6 +593,49 @@ async def test_tables_as_they_come_may_say_other_things_of_nulls(
 
     async with new_producer() as producer:
         assert (await producer.send_table("t", tables())).acknowledged == 2
+
+
+def too_long(table: pa.Table) -> pa.RecordBatchReader:
+    """A reader of a batch of more rows than its buffers have: somebody has changed their number."""
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write(table)
+    count = struct.pack("<q", table.num_rows)
+    return pa.ipc.open_stream(
+        stream.getvalue().to_pybytes().replace(count, struct.pack("<q", 6000))
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "column", "says"),
+    [
+        ("value", pa.array([b"value"] * 3331), "'value' of type binary .* Buffer #1 too small"),
+        ("key", pa.array(["k"] * 3331).dictionary_encode(), "'key' of type dictionary"),
+        ("headers", pa.array([[("n", b"")]] * 3331, pa.map_("string", "binary")), "'headers' of"),
+        ("partition", pa.array([0] * 3331, pa.int32()), "'partition' of type int32"),
+        ("timestamp", pa.array([1, None] * 1666, pa.timestamp("us"))[1:], "'timestamp' of"),
+        ("topic_column", pa.array(["t"] * 3331, pa.string_view()), "'topic_column' of"),
+    ],
+)
+def test_a_column_with_less_than_its_length_asks_for_is_said(
+    part: str, column: pa.Array, says: str
+) -> None:
+    """pyarrow would convert what lies behind its end, or crash."""
+    reader = too_long(pa.table({part: column}))
+    with pytest.raises(SerializationError, match=f"the column {says}"):
+        read(reader, None if part == "topic_column" else "t", **{part: part})
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 1, 3], [0, -5, 1, 3], [0, 9, 9, 3]], ids=str)
+def test_headers_that_a_block_does_not_have_are_said(
+    monkeypatch: pytest.MonkeyPatch, offsets: list[int]
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_ROWS", 1)
+    pairs = pa.array([{"key": "n", "value": b""}] * 3, PAIRS)
+    buffers = [None, pa.py_buffer(array("i", offsets))]
+    lists = pa.Array.from_buffers(pa.list_(PAIRS), 3, buffers, children=[pairs])
+    with pytest.raises(SerializationError, match=r"the column 'h' of type list.* cannot be read"):
+        read(pa.table({"h": lists}), headers="h")
 
 
 def broken_text(*parts: bytes) -> pa.Array:

@@ -212,6 +212,7 @@ cdef class Objects(Rows):
 cdef class Validity:
     cdef Py_ssize_t _first
     cdef bint _all
+    cdef Py_ssize_t _end
     cdef const unsigned char[::1] _bitmap
 
     @cython.locals(at=Py_ssize_t)
@@ -251,6 +252,7 @@ cpdef object murmur2_rows(Column column, Py_ssize_t count)
 cdef class Numbers:
     cdef const long long[::1] _values
     cdef Py_ssize_t _first
+    cdef Py_ssize_t _rows
     cdef Validity _validity
 
     cpdef bint has(self, Py_ssize_t row) except -1

@@ -559,6 +559,8 @@ class Validity:
     def __init__(self, bitmap: memoryview | None, first: int) -> None:
         self._first = first
         self._all = bitmap is None
+        #: How many bits there are.
+        self._end = 0 if bitmap is None else 8 * len(bitmap)
         self._bitmap: Any = bitmap
 
     def has(self, row: int) -> bool:
@@ -566,6 +568,8 @@ class Validity:
         if self._all:
             return True
         at = self._first + row
+        if not 0 <= at < self._end:
+            raise _damaged(f"row {row} has no bit that says whether it is null")
         return bool((self._bitmap[at >> 3] >> (at & 7)) & 1)
 
 
@@ -630,7 +634,7 @@ def _locate(column: Column, row: int) -> int:
     if not column._validity.has(row):
         return -1
     if not 0 <= row < column._rows:
-        raise IndexError(f"row {row} of {column._rows}")
+        raise _damaged(f"row {row} of {column._rows}")
     if COMPILED:  # pragma: no cover - coverage sees no C
         if column._wide:
             start = column._wide_at[row]
@@ -647,10 +651,7 @@ def _locate(column: Column, row: int) -> int:
             start = column._offsets[place]
             end = column._offsets[place + 1]
     if start < 0 or end < start or end > column._end:
-        raise SerializationError(
-            f"a damaged Arrow array: row {row} has the bytes from {start} to {end} of "
-            f"{column._end}; its validate(full=True) says more"
-        )
+        raise _damaged(f"row {row} has the bytes from {start} to {end} of {column._end}")
     column.start = start
     if COMPILED:  # pragma: no cover - coverage sees no C
         column.at = column.base + start
@@ -678,6 +679,7 @@ class Numbers:
     def __init__(self, values: memoryview, first: int, validity: Validity) -> None:
         self._values: Any = values
         self._first = first
+        self._rows = len(values) - first
         self._validity = validity
 
     def has(self, row: int) -> bool:
@@ -686,6 +688,8 @@ class Numbers:
 
     def get(self, row: int) -> int:
         """The row, which must not be null."""
+        if not 0 <= row < self._rows:
+            raise _damaged(f"row {row} of {self._rows}")
         return self._values[self._first + row]  # type: ignore[no-any-return]
 
 
@@ -782,6 +786,11 @@ def _is_text(data: bytes) -> bool:  # pragma: no cover - coverage sees no C
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _damaged(what: str) -> SerializationError:
+    """For an array that does not have what it should."""
+    return SerializationError(f"a damaged Arrow array: {what}; its validate(full=True) says more")
 
 
 def not_text(what: str, error: UnicodeDecodeError) -> SerializationError:

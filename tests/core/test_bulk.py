@@ -15,7 +15,15 @@ from asyncproducer.arrow import Columns, murmur2_of, open_table
 from asyncproducer.core.accumulator import Accumulator, TopicState
 from asyncproducer.core.backoff import ExponentialBackoff
 from asyncproducer.core.batch import NO_HEADERS, ProducerBatch, encode_headers, read_records
-from asyncproducer.core.bulk import Column, Objects, Rows, Table, Validity
+from asyncproducer.core.bulk import (
+    Column,
+    HeaderColumn,
+    Numbers,
+    Objects,
+    Rows,
+    Table,
+    Validity,
+)
 from asyncproducer.core.compression import codec
 from asyncproducer.core.delivery import Delivery, Failure
 from asyncproducer.core.metadata import PartitionMetadata, TopicMetadata
@@ -577,6 +585,53 @@ def test_offsets_outside_of_the_data_are_refused(offsets: list[int], code: Any) 
     rows = Table(1, topic="t", keys=None, values=column)
     with pytest.raises(SerializationError, match=r"damaged.* of 4"):
         rows.read(0)
+
+
+def numbers(*values: int, bits: bytes | None = None) -> Numbers:
+    bitmap = None if bits is None else memoryview(bits)
+    return Numbers(memoryview(array("q", values)), 0, Validity(bitmap, 0))
+
+
+def texts(*ends: int, length: int = 0, bits: bytes | None = None) -> Column:
+    data = None if length else memoryview(b"texts")
+    bitmap = None if bits is None else memoryview(bits)
+    return Column(memoryview(array("i", ends)), 0, Validity(bitmap, 0), data, length)
+
+
+LAST = 8
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"values": texts(*[0] * (LAST + 1))},
+        {"keys": texts()},
+        {"timestamps": numbers(*[1] * LAST)},
+        {"partitions": numbers(*[1] * 20, bits=b"\xff")},
+        {"topics": numbers(*[0] * LAST)},
+        {
+            "headers": HeaderColumn(
+                texts(*range(20), length=20), 0, Validity(None, 0), texts(*[0] * 9), None
+            )
+        },
+        # Behind a row that is null, so that nobody has looked at its end.
+        {
+            "headers": HeaderColumn(
+                texts(*[5] * LAST, 3, 6, length=9, bits=b"\x7f\xff"),
+                5,
+                Validity(memoryview(b"\xff"), 0),
+                texts(0, 1, 2, 3),
+                None,
+            )
+        },
+    ],
+    ids=["values", "nothing", "numbers", "nulls", "topics", "headers", "earlier headers"],
+)
+def test_a_row_that_a_column_does_not_have_is_a_damaged_array(columns: dict[str, Any]) -> None:
+    rows = Table(LAST + 2, topic="t", names=["t"], **{"keys": None, "values": None, **columns})
+    for read in (rows.read, rows.record):
+        with pytest.raises(SerializationError, match="a damaged Arrow array: row "):
+            list(map(read, range(LAST + 1)))
 
 
 @pytest.mark.parametrize(
