@@ -638,6 +638,21 @@ def test_headers_that_a_block_does_not_have_are_said(
         read(pa.table({"h": lists}), headers="h")
 
 
+async def test_rows_with_an_index_that_is_of_no_topic_are_refused(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    indexes = pa.array([0, -1, 2, -2, 1, None], pa.int8())
+    topics = pa.DictionaryArray.from_arrays(indexes, pa.array(["t", "t4"]), safe=False)
+    table = pa.table({"topic": topics, "value": [b"%d" % n for n in range(6)]})
+    async with new_producer() as producer:
+        result = await producer.send_table(None, table, raise_on_error=False)
+    assert [(row, type(error)) for row, error in result.failed] == [
+        (row, InvalidTopic) for row in (1, 2, 3, 5)
+    ]
+    assert result.errors_table()["topic"].to_pylist() == [None] * 4
+    assert stored(cluster) == [b"0"]
+
+
 def broken_text(*parts: bytes) -> pa.Array:
     """A column of text with any bytes."""
     ends = array("i", accumulate(map(len, parts), initial=0))

@@ -299,6 +299,8 @@ cdef class Table(Rows):
         number=cython.longlong, column=Column, headers=HeaderColumn, size=Py_ssize_t
     )
     cpdef bint read(self, Py_ssize_t row) except -1
+    @cython.locals(topics=Numbers, number=Py_ssize_t)
+    cdef object _named(self, Py_ssize_t row)
     @cython.locals(column=Column, taken=Py_ssize_t)
     cpdef Py_ssize_t fill(
         self,

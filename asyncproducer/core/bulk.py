@@ -804,7 +804,8 @@ def not_text(what: str, error: UnicodeDecodeError) -> SerializationError:
 class Table(Rows):
     """Columns in Arrow's layout, with `rows` rows. A column that is None is null in all.
 
-    `topics` are indexes of `names`; None where `topic` counts for all. `partitions` may be
+    `topics` are indexes of `names`; None where `topic` counts for all. Rows with an index that is
+    none have no topic, and are refused like those where it is null. `partitions` may be
     null for "choose one", `timestamps` (ms) for "now".
     """
 
@@ -836,9 +837,10 @@ class Table(Rows):
     def read(self, row: int) -> bool:
         """See Rows."""
         if self._topics is not None:
-            if not self._topics.has(row):
+            topic = self._named(row)
+            if topic is None:
                 return False
-            self.topic = self._names[self._topics.get(row)]
+            self.topic = topic
         self.partition = -1
         if self._partitions is not None and self._partitions.has(row):
             number = self._partitions.get(row)
@@ -886,6 +888,12 @@ class Table(Rows):
         self.size += self.headers_size
         return True
 
+    def _named(self, row: int) -> str | None:
+        """The row's own topic; None where it is null, or has a number that is no name's."""
+        topics: Any = self._topics
+        number = topics.get(row) if topics.has(row) else -1
+        return self._names[number] if 0 <= number < len(self._names) else None
+
     def fill(self, batch: ProducerBatch, row: int, end: int, limit: int, most: int) -> int:
         """See Rows. For tables of nothing but values."""
         column = self._values
@@ -900,7 +908,7 @@ class Table(Rows):
         """See Rows."""
         topic: Any = self.topic
         if self._topics is not None:
-            topic = self._names[self._topics.get(row)] if self._topics.has(row) else None
+            topic = self._named(row)
         headers: Any = None if self._header_column is None else self._header_column.pairs(row)
         partition = timestamp = None
         if self._partitions is not None and self._partitions.has(row):

@@ -634,6 +634,14 @@ def test_a_row_that_a_column_does_not_have_is_a_damaged_array(columns: dict[str,
             list(map(read, range(LAST + 1)))
 
 
+@pytest.mark.parametrize("index", [-1, -2, 2, 2**40])
+def test_an_index_that_is_of_no_topic_is_as_none(index: int) -> None:
+    topics = numbers(0, index, 1)
+    rows = Table(3, topic=None, keys=None, values=None, topics=topics, names=["a", "b"])
+    assert [rows.read(row) for row in range(3)] == [True, False, True]
+    assert [rows.record(row).topic for row in range(3)] == ["a", None, "b"]
+
+
 @pytest.mark.parametrize(
     "kind",
     [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())],
