@@ -8,6 +8,7 @@ views, dictionaries and fixed sizes are converted first, block by block.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
 
 from asyncproducer.core.bulk import (
@@ -302,7 +303,7 @@ def _column(array: Any) -> Column:
     pa = _pyarrow()
     types = pa.types
     if types.is_dictionary(array.type):
-        array = _storage(array.dictionary).cast(pa.large_binary()).take(array.indices)
+        array = _taken(array)
     plain = (types.is_binary, types.is_string, types.is_large_binary, types.is_large_string)
     if not any(kind(array.type) for kind in plain):
         array = array.cast(pa.large_binary())
@@ -311,6 +312,27 @@ def _column(array: Any) -> Column:
     return Column(
         _memory(offsets, "q" if wide else "i"), array.offset, _validity(array), _memory(data, "B")
     )
+
+
+def _taken(array: Any) -> Any:
+    """A dictionary's texts or bytes, row by row.
+
+    Before they are converted: each block has the whole dictionary, which may be far larger.
+    """
+    pa = _pyarrow()
+    texts = _storage(array.dictionary)
+    if pa.types.is_string_view(texts.type) or pa.types.is_binary_view(texts.type):
+        # Of views pyarrow takes none. Each is 16 bytes, which say where in the other buffers it is.
+        validity, views, *data = texts.buffers()
+        views = pa.Array.from_buffers(
+            pa.binary(16), len(texts), [validity, views], offset=texts.offset
+        ).take(array.indices)
+        return pa.Array.from_buffers(texts.type, len(views), [*views.buffers(), *data])
+    try:
+        return texts.take(array.indices)
+    except pa.ArrowInvalid:  # more than 2 GiB: they need wide offsets
+        wide = pa.large_string() if _is_text(texts.type) else pa.large_binary()
+        return texts.cast(wide).take(array.indices)
 
 
 def _integers(array: Any) -> Numbers:
@@ -343,6 +365,10 @@ def _of_seconds(seconds: int | None) -> int | None:
 def _topics(array: Any) -> tuple[Numbers, list[Any]]:
     """Indexes of names, and the names."""
     pa = _pyarrow()
+    if pa.types.is_dictionary(array.type) and len(array.dictionary) > len(array):
+        # Of a name that no row has there is no object to be made.
+        with suppress(IndexError):  # where one is wrong, it is that row that is refused
+            array = _taken(array)
     if not pa.types.is_dictionary(array.type):
         array = array.cast(pa.large_string()).dictionary_encode()
     try:

@@ -110,9 +110,32 @@ def test_dictionaries_are_decoded(kind: pa.DataType, index: pa.DataType) -> None
     assert [r.value for r in read(table, value="v")] == [b"a", None, None, b"b"]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view(), pa.binary_view()], ids=str)
+def test_of_a_large_dictionary_only_what_a_block_has_is_converted(kind: pa.DataType) -> None:
+    texts = pa.array([None if n == 7 else f"a text of {n}" for n in range(50_001)]).cast(kind)[1:]
+    indices = pa.array([49_999, None, 6, 4, 49_999])
+    table = pa.table({"x": pa.DictionaryArray.from_arrays(indices, texts)}).slice(1)
+    wanted = [None, None, "a text of 5", "a text of 50000"]
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    try:
+        keys = [r.key for r in read(table, key="x")]
+        if kind != pa.binary_view():
+            assert [r.topic for r in read(table, None, topic_column="x")] == wanted
+    finally:
+        pa.set_memory_pool(usual)
+    assert keys == [text and text.encode() for text in wanted]
+    assert pool.max_memory() < 50_000
+
+
 def test_a_dictionary_of_views_as_polars_makes_it() -> None:
-    frame = polars.DataFrame({"v": polars.Series(["a", None, "b"], dtype=polars.Categorical)})
-    assert [r.value for r in read(frame, value="v")] == [b"a", None, b"b"]
+    for texts in (["a", None, "b"], [None, None]):
+        frame = polars.DataFrame({"v": polars.Series(texts, dtype=polars.Categorical)})
+        assert [r.value for r in read(frame, value="v")] == [
+            text and text.encode() for text in texts
+        ]
+        assert [r.topic for r in read(frame, None, topic_column="v")] == texts
 
 
 def test_fixed_sizes_and_extension_types() -> None:
@@ -638,11 +661,13 @@ def test_headers_that_a_block_does_not_have_are_said(
         read(pa.table({"h": lists}), headers="h")
 
 
+@pytest.mark.parametrize("unused", [0, 10], ids=["few names", "more names than rows"])
 async def test_rows_with_an_index_that_is_of_no_topic_are_refused(
-    cluster: EmbeddedCluster, new_producer: New
+    cluster: EmbeddedCluster, new_producer: New, unused: int
 ) -> None:
-    indexes = pa.array([0, -1, 2, -2, 1, None], pa.int8())
-    topics = pa.DictionaryArray.from_arrays(indexes, pa.array(["t", "t4"]), safe=False)
+    indexes = pa.array([0, -1, 2 + unused, -2, 1, None], pa.int8())
+    names = pa.array(["t", "t4", *["unused"] * unused])
+    topics = pa.DictionaryArray.from_arrays(indexes, names, safe=False)
     table = pa.table({"topic": topics, "value": [b"%d" % n for n in range(6)]})
     async with new_producer() as producer:
         result = await producer.send_table(None, table, raise_on_error=False)
