@@ -169,7 +169,8 @@ class Columns:
                     "its order with batch.select(schema.names), and to its types with "
                     "batch.cast(schema)"
                 )
-            for start in range(0, batch.num_rows, _BLOCK_ROWS):
+            # One for an empty batch, too: to make it may have taken its time.
+            for start in range(0, max(1, batch.num_rows), _BLOCK_ROWS):
                 yield self._table(batch.slice(start, _BLOCK_ROWS))
 
     def _are_in(self, schema: pyarrow.Schema) -> bool:

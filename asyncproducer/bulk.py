@@ -271,6 +271,9 @@ class Sending:
     async def _take_batches(
         self, columns: arrow.Columns, reader: arrow.Reader, result: TableResult
     ) -> None:
+        intake = self._producer._intake
+        if intake is not None and intake.is_over():
+            await intake.breathe()  # an empty table has no rows at all
         for rows in columns.tables(reader):
             result._begin(rows)
             await self._take(None, rows, 0)

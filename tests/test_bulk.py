@@ -559,6 +559,34 @@ async def test_others_run_while_an_iterable_takes_its_time(
             assert (await sending).acknowledged == 500
 
 
+@pytest.mark.parametrize("rows", [0, 1, 10])
+async def test_others_run_while_a_reader_takes_its_time(
+    cluster: EmbeddedCluster, new_producer: New, rows: int
+) -> None:
+    batch = pa.record_batch({"v": pa.array([b"x"] * rows, pa.binary())})
+    given = asyncio.Event()
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        for _ in range(200):
+            pass_time(0.002)
+            yield batch
+        given.set()
+
+    async def tables() -> AsyncIterator[pa.Table]:
+        for part in slow():
+            yield pa.Table.from_batches([part])
+
+    async with new_producer() as producer:
+        await producer.warm_up("t")
+        for data in (pa.RecordBatchReader.from_batches(batch.schema, slow()), tables()):
+            given.clear()
+            with counted_turns() as turns:
+                sending = asyncio.create_task(producer.send_table("t", data, value="v"))
+                await given.wait()
+            assert longest(turns) < 0.0041
+            assert (await sending).acknowledged == 200 * rows
+
+
 async def test_a_loop_that_turns_for_time_makes_no_batch_wait(
     cluster: EmbeddedCluster, new_producer: New
 ) -> None:
