@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ PROJECT = Path(__file__).parents[1]
 NEEDS_COMPILER = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler here"
 )
+#: setuptools finds Microsoft's compiler without being told of one, unless it is told that somebody
+#: has set all up for it; then it looks for it in PATH.
+NO_COMPILER = {"CC": "no-such-compiler", "DISTUTILS_USE_SDK": "1", "PATH": ""}
+#: How the file of a compiled module ends: `so`, or `pyd` on Windows.
+COMPILED = EXTENSION_SUFFIXES[0].rpartition(".")[2]
 NEEDS_GCC = pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("gcc"), reason="no GCC here"
 )
@@ -98,7 +104,7 @@ def build(tmp_path: Path) -> Build:
 @NEEDS_COMPILER
 def test_a_module_with_a_pxd_is_compiled_and_can_still_run_as_python(build: Build) -> None:
     assert build.run(ASYNCPRODUCER_BUILD="compiled").returncode == 0
-    compiled, python = "compiled 42 so\n", "python 42 py\n"
+    compiled, python = f"compiled 42 {COMPILED}\n", "python 42 py\n"
     assert build.tell().stdout == compiled
     assert build.tell(ASYNCPRODUCER_IMPL="compiled").stdout == compiled
     assert build.tell(ASYNCPRODUCER_IMPL="python").stdout == python
@@ -112,7 +118,7 @@ def test_pure_compiles_nothing(build: Build) -> None:
 
 @pytest.mark.parametrize("mode", ["pure", "auto"])
 def test_a_wheel_without_compiled_modules_fits_every_platform(build: Build, mode: str) -> None:
-    assert build.wheel(ASYNCPRODUCER_BUILD=mode, CC="no-such-compiler")[0] == "py3-none-any"
+    assert build.wheel(ASYNCPRODUCER_BUILD=mode, **NO_COMPILER)[0] == "py3-none-any"
 
 
 @NEEDS_COMPILER
@@ -125,14 +131,14 @@ def test_a_wheel_with_compiled_modules_is_for_one_platform(build: Build) -> None
 
 @pytest.mark.parametrize("mode", ["", "auto"])
 def test_a_missing_compiler_costs_one_message_and_speed(build: Build, mode: str) -> None:
-    told = build.run(ASYNCPRODUCER_BUILD=mode, CC="no-such-compiler")
+    told = build.run(ASYNCPRODUCER_BUILD=mode, **NO_COMPILER)
     assert told.returncode == 0
     assert told.stderr.count("the same code runs as plain Python") == 1
     assert build.tell().stdout == "python 42 py\n"
 
 
 def test_compiled_fails_without_a_compiler(build: Build) -> None:
-    assert build.run(ASYNCPRODUCER_BUILD="compiled", CC="no-such-compiler").returncode != 0
+    assert build.run(ASYNCPRODUCER_BUILD="compiled", **NO_COMPILER).returncode != 0
 
 
 TRAINING = (
@@ -198,6 +204,7 @@ def test_the_last_build_in_place_is_what_is_there(build: Build) -> None:
 
 
 @NEEDS_COMPILER
+@pytest.mark.skipif(sys.platform == "win32", reason="there CC is not what compiles")
 def test_a_compiler_that_knows_no_partial_training_is_told_at_once(build: Build) -> None:
     """As GCC before 10, and others."""
     build.train("raise AssertionError('not so far')")
