@@ -1,12 +1,14 @@
 """Which record path runs: the compiled modules, or the same sources as plain Python.
 
 A module with a `.pxd` beside it is meant to be compiled. Either all of them are, or none is used:
-their C structures are built to fit each other, so a half-built set could not work together.
+their C structures are built to fit each other, so a half-built set could not work together. Where
+no `.pxd` is packed (PyInstaller, slim images), what is compiled counts alone.
 
 ASYNCPRODUCER_IMPL
     auto      (the default) compiled if it was built
     compiled  compiled, or the import fails: for benchmarks and tests that mean it
-    python    the sources, even where compiled modules lie beside them
+    python    the sources, even where compiled modules lie beside them, or the import fails where
+              they are not packed
 
 Imported first by the package, before any module that may be compiled.
 """
@@ -51,15 +53,27 @@ class SourceFinder(MetaPathFinder):
         return None
 
 
+def modules_of(package: Path) -> list[Path]:
+    """The sources, there or not, of what is meant to be compiled in `package`, or is."""
+    endings = {".pxd", *EXTENSION_SUFFIXES}
+    found = set()
+    for directory, _, files in os.walk(package):
+        for name, dot, ending in (file.partition(".") for file in files):
+            if dot + ending in endings:
+                found.add(Path(directory, f"{name}.py"))
+    return sorted(found)
+
+
 def is_compiled(source: Path) -> bool:
     """Whether an extension that this interpreter would import lies beside `source`."""
     return any(source.with_suffix(suffix).exists() for suffix in EXTENSION_SUFFIXES)
 
 
-def choose(asked: str, built: Sequence[bool]) -> str:
-    """ "compiled" or "python", from ASYNCPRODUCER_IMPL and which of the modules are compiled.
+def choose(asked: str, built: Sequence[bool], without_source: int = 0) -> str:
+    """ "compiled" or "python", from ASYNCPRODUCER_IMPL, which of the modules are compiled, and how
+    many of these have no source.
 
-    Raises ImportError when "compiled" was asked and is not there, ValueError for other words.
+    Raises ImportError when what was asked, or can work, is not there, ValueError for other words.
     """
     if asked not in {"auto", "compiled", "python"}:
         raise ValueError(f"ASYNCPRODUCER_IMPL={asked}: it must be auto, compiled or python")
@@ -70,19 +84,33 @@ def choose(asked: str, built: Sequence[bool]) -> str:
             f" compiled in {Path(__file__).parent}: install a wheel, or build with"
             " ASYNCPRODUCER_BUILD=compiled"
         )
+    if complete and asked != "python":
+        return "compiled"
+    if without_source:
+        advice = "unset ASYNCPRODUCER_IMPL" if complete else "it is half compiled: reinstall it"
+        raise ImportError(
+            f"asyncproducer cannot run as plain Python, {without_source} of {len(built)} modules"
+            f" are compiled and have no .py in {Path(__file__).parent}: {advice}"
+        )
     if any(built) and not complete:
         warnings.warn(
             "asyncproducer is half compiled and runs as plain Python: reinstall it",
             RuntimeWarning,
             stacklevel=2,
         )
-    return "compiled" if complete and asked != "python" else "python"
+    return "python"
 
 
-_built = [is_compiled(pxd) for pxd in Path(__file__).parent.rglob("*.pxd")]
+_modules = modules_of(Path(__file__).parent)
+_built = [is_compiled(source) for source in _modules]
+_without_source = [
+    source for source, built in zip(_modules, _built, strict=True) if built and not source.exists()
+]
 
 #: "compiled" or "python".
-IMPLEMENTATION = choose(os.environ.get("ASYNCPRODUCER_IMPL") or "auto", _built)
+IMPLEMENTATION = choose(
+    os.environ.get("ASYNCPRODUCER_IMPL") or "auto", _built, len(_without_source)
+)
 if IMPLEMENTATION == "python" and any(_built):
     sys.meta_path.insert(0, SourceFinder())
 

@@ -110,6 +110,16 @@ def test_a_module_with_a_pxd_is_compiled_and_can_still_run_as_python(build: Buil
     assert build.tell(ASYNCPRODUCER_IMPL="python").stdout == python
 
 
+@NEEDS_COMPILER
+def test_a_compiled_module_is_known_without_its_source(build: Build) -> None:
+    """As PyInstaller and slim images pack it."""
+    assert build.run(ASYNCPRODUCER_BUILD="compiled").returncode == 0
+    for name in ("small.pxd", "small.py"):
+        (build.directory / "built/asyncproducer" / name).unlink()
+    assert build.tell().stdout == f"compiled 42 {COMPILED}\n"
+    assert "1 of 1 modules are compiled" in build.tell(ASYNCPRODUCER_IMPL="python").stderr
+
+
 def test_pure_compiles_nothing(build: Build) -> None:
     assert build.run(ASYNCPRODUCER_BUILD="pure").returncode == 0
     assert build.tell().stdout == "python 42 py\n"

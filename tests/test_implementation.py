@@ -17,6 +17,7 @@ from asyncproducer._implementation import (
     SourceFinder,
     choose,
     is_compiled,
+    modules_of,
     tell,
 )
 from asyncproducer.core import partitioner
@@ -53,6 +54,16 @@ def test_half_of_the_modules_is_none_and_says_so() -> None:
         assert choose("auto", [True, False]) == "python"
 
 
+def test_compiled_modules_need_no_source_unless_python_is_meant() -> None:
+    assert choose("auto", [True, True], without_source=2) == "compiled"
+    with pytest.raises(
+        ImportError, match=r"2 of 3 modules are compiled and have no \.py .*: unset"
+    ):
+        choose("python", [True, True, True], without_source=2)
+    with pytest.raises(ImportError, match=r"1 of 2 modules .*: it is half compiled"):
+        choose("auto", [True, False], without_source=1)
+
+
 def test_another_word_is_refused() -> None:
     with pytest.raises(ValueError, match="ASYNCPRODUCER_IMPL=native"):
         choose("native", [True])
@@ -83,6 +94,18 @@ def test_the_fallback_is_told_once_unless_it_was_chosen(
         tell()
     assert [record.name for record in caplog.records] == ["asyncproducer"] * len(told)
     assert all(text in caplog.text for text in told)
+
+
+def test_what_is_compiled_counts_where_no_pxd_is(tmp_path: Path) -> None:
+    """PyInstaller packs what can be imported, and nothing beside."""
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / f"batch{EXTENSION_SUFFIXES[0]}").touch()
+    (tmp_path / "core/batch.pxd").touch()
+    (tmp_path / "core" / f"wire{EXTENSION_SUFFIXES[-1]}").touch()
+    (tmp_path / "core/produce.pxd").touch()
+    for other in ("errors.py", "core/old.cpython-27-pdp11.so", "py.typed"):
+        (tmp_path / other).touch()
+    assert [source.name for source in modules_of(tmp_path)] == ["batch.py", "produce.py", "wire.py"]
 
 
 def test_an_extension_of_another_interpreter_does_not_count(tmp_path: Path) -> None:
