@@ -118,11 +118,24 @@ if IMPLEMENTATION == "python" and any(_built):
 @functools.cache
 def tell() -> None:
     """Say once in the log that this is the slow form, unless somebody has chosen it."""
-    if IMPLEMENTATION == "python" and os.environ.get("ASYNCPRODUCER_IMPL") != "python":
-        # Not info, which nobody sees who has not set up logging.
-        logger.warning(
-            "asyncproducer runs as plain Python, several times slower than compiled: what is "
-            "installed has no compiled modules. Install a C compiler and build it (pip install "
-            "--no-cache-dir --no-deps --force-reinstall --no-binary asyncproducer asyncproducer), "
-            "or set ASYNCPRODUCER_IMPL=python to be content with it"
+    if IMPLEMENTATION == "compiled" or os.environ.get("ASYNCPRODUCER_IMPL") == "python":
+        return
+    from asyncproducer import __version__  # which imports this module first
+
+    install = "pip install --no-cache-dir --no-deps --force-reinstall"
+    if any(_built):
+        advice = (
+            f"only {sum(_built)} of its {len(_built)} modules are compiled, and they work as"
+            f" a whole alone. Install it again ({install} asyncproducer=={__version__})"
         )
+    else:
+        advice = (
+            "what is installed has no compiled modules. Install a C compiler and build it"
+            f" ({install} --no-binary asyncproducer asyncproducer=={__version__})"
+        )
+    # Not info, which nobody sees who has not set up logging.
+    logger.warning(
+        "asyncproducer runs as plain Python, several times slower than compiled: %s, or set"
+        " ASYNCPRODUCER_IMPL=python to be content with it",
+        advice,
+    )

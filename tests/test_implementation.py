@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -94,6 +95,30 @@ def test_the_fallback_is_told_once_unless_it_was_chosen(
         tell()
     assert [record.name for record in caplog.records] == ["asyncproducer"] * len(told)
     assert all(text in caplog.text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("built", "told"),
+    [
+        ([False, False], "no compiled modules. Install a C compiler .* --no-binary asyncproducer "),
+        (
+            [True, False],
+            r"only 1 of its 2 modules .* again \(pip install [^()]* --force-reinstall ",
+        ),
+    ],
+)
+def test_the_advice_fits_what_is_installed_and_names_its_version(
+    built: list[bool],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(_implementation, "IMPLEMENTATION", "python")
+    monkeypatch.setattr(_implementation, "_built", built)
+    monkeypatch.delenv("ASYNCPRODUCER_IMPL", raising=False)
+    tell.cache_clear()
+    tell()
+    assert re.search(f"{told}asyncproducer=={re.escape(asyncproducer.__version__)}", caplog.text)
 
 
 def test_what_is_compiled_counts_where_no_pxd_is(tmp_path: Path) -> None:
