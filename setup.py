@@ -9,7 +9,8 @@ ASYNCPRODUCER_BUILD
     pure      not compiled
 
 An editable install is not compiled unless `compiled` or `profiled` is asked for: Python would go on
-to import the compiled module after its source was edited.
+to import the compiled module after its source was edited. So what an earlier one that was compiled
+has left beside the sources goes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -175,11 +177,19 @@ class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no type
                 self.get_finalized_command("bdist_wheel").root_is_pure = True
 
 
+def delete_compiled() -> None:
+    """What this interpreter would import instead of the sources; another one's may be wanted."""
+    for source in modules_to_compile():
+        for suffix in EXTENSION_SUFFIXES:
+            source.with_suffix(suffix).unlink(missing_ok=True)
+
+
 def wanted() -> list[Extension]:
     """What this command compiles; those that only tell names and files compile nothing."""
-    if MODE == "pure" or {"dist_info", "egg_info", "sdist"} & set(sys.argv):
+    if "editable_wheel" in sys.argv and not MUST_COMPILE:
+        delete_compiled()
         return []
-    if MODE == "auto" and "editable_wheel" in sys.argv:
+    if MODE == "pure" or {"dist_info", "egg_info", "sdist"} & set(sys.argv):
         return []
     try:
         return extensions()

@@ -60,6 +60,10 @@ class Build:
     def build_in_place(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return self._python("setup.py", "--quiet", "build_ext", "--inplace", **environment)
 
+    def install_editable(self, **environment: str) -> None:
+        done = self._python("setup.py", "--quiet", "editable_wheel", **environment)
+        assert done.returncode == 0, done.stderr
+
     def wheel(self, **environment: str) -> tuple[str, dict[str, bytes]]:
         """What it fits, `py3-none-any` or a platform, and its files. The package is at its root."""
         done = self._python("setup.py", "--quiet", "bdist_wheel", **environment)
@@ -137,6 +141,27 @@ def test_a_wheel_with_compiled_modules_is_for_one_platform(build: Build) -> None
     python, _, platform = build.wheel(ASYNCPRODUCER_BUILD="auto")[0].split("-")
     assert python == interpreter
     assert platform != "any"
+
+
+@pytest.mark.parametrize("mode", ["pure", "auto"])
+def test_an_editable_install_that_is_not_compiled_leaves_no_compiled_module(
+    build: Build, mode: str
+) -> None:
+    """Edits would be ignored: Python imports it rather than the source."""
+    package = build.directory / "asyncproducer"
+    ours = package / f"small{EXTENSION_SUFFIXES[0]}"
+    of_another_interpreter = package / "small.cpython-27-pdp11.so"
+    for module in (ours, of_another_interpreter):
+        module.touch()
+    build.install_editable(ASYNCPRODUCER_BUILD=mode)
+    assert not ours.exists()
+    assert of_another_interpreter.exists()
+
+
+@NEEDS_COMPILER
+def test_an_editable_install_is_compiled_if_that_is_asked_for(build: Build) -> None:
+    build.install_editable(ASYNCPRODUCER_BUILD="compiled")
+    assert (build.directory / f"asyncproducer/small{EXTENSION_SUFFIXES[0]}").exists()
 
 
 @pytest.mark.parametrize("mode", ["", "auto"])
