@@ -184,12 +184,19 @@ def delete_compiled() -> None:
             source.with_suffix(suffix).unlink(missing_ok=True)
 
 
+def only_tells() -> bool:
+    """Whether nothing is asked for but names and files, or the sources as they are."""
+    words = sys.argv[1:]
+    builds = any(word.startswith(("bdist", "build", "install")) for word in words)
+    return not builds and not {"dist_info", "egg_info", "sdist"}.isdisjoint(words)
+
+
 def wanted() -> list[Extension]:
-    """What this command compiles; those that only tell names and files compile nothing."""
+    """What this command compiles."""
     if "editable_wheel" in sys.argv and not MUST_COMPILE:
         delete_compiled()
         return []
-    if MODE == "pure" or {"dist_info", "egg_info", "sdist"} & set(sys.argv):
+    if MODE == "pure" or only_tells():
         return []
     try:
         return extensions()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -64,16 +65,27 @@ class Build:
         done = self._python("setup.py", "--quiet", "editable_wheel", **environment)
         assert done.returncode == 0, done.stderr
 
-    def wheel(self, **environment: str) -> tuple[str, dict[str, bytes]]:
-        """What it fits, `py3-none-any` or a platform, and its files. The package is at its root."""
-        done = self._python("setup.py", "--quiet", "bdist_wheel", **environment)
+    def wheel(self, *before: str, **environment: str) -> tuple[str, dict[str, bytes]]:
+        """What it fits, `py3-none-any` or a platform, and its files. The package is at its root.
+
+        `before` are commands of the same call.
+        """
+        done = self._python("setup.py", "--quiet", *before, "bdist_wheel", **environment)
         assert done.returncode == 0, done.stderr
-        (wheel,) = (self.directory / "dist").iterdir()
+        (wheel,) = (self.directory / "dist").glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             files = {name: archive.read(name) for name in archive.namelist()}
         assert "asyncproducer/small.py" in files
         wheel.unlink()
         return wheel.stem.split("-", 2)[2], files
+
+    def sdist(self, **environment: str) -> list[str]:
+        """Its files."""
+        done = self._python("setup.py", "--quiet", "sdist", **environment)
+        assert done.returncode == 0, done.stderr
+        (sdist,) = (self.directory / "dist").iterdir()
+        with tarfile.open(sdist) as archive:
+            return [name.partition("/")[2] for name in archive.getnames()]
 
     def tell(self, **environment: str) -> subprocess.CompletedProcess[str]:
         return self._python("-c", TELL, PYTHONPATH=str(self.directory / "built"), **environment)
@@ -141,6 +153,16 @@ def test_a_wheel_with_compiled_modules_is_for_one_platform(build: Build) -> None
     python, _, platform = build.wheel(ASYNCPRODUCER_BUILD="auto")[0].split("-")
     assert python == interpreter
     assert platform != "any"
+
+
+@NEEDS_COMPILER
+def test_a_wheel_is_compiled_that_is_made_with_an_sdist(build: Build) -> None:
+    assert build.wheel("sdist", ASYNCPRODUCER_BUILD="compiled")[0] != "py3-none-any"
+
+
+def test_an_sdist_compiles_nothing(build: Build) -> None:
+    (build.directory / "asyncproducer/small.pxd").write_text("no Cython")
+    build.sdist(ASYNCPRODUCER_BUILD="compiled")
 
 
 @pytest.mark.parametrize("mode", ["pure", "auto"])
