@@ -48,6 +48,9 @@ DIRECTIVES = {
 #: What is newer than its source is not compiled again, however it was: so it lies apart.
 BUILD = Path("build/profiled" if MODE == "profiled" else "build")
 
+#: Each takes up to 350 MB.
+MOST_COMPILERS = 4
+
 COMPILED = shutil.ignore_patterns("*.so", "__pycache__")
 #: It takes less than a minute.
 TRAINING_SECONDS = 900
@@ -97,6 +100,13 @@ def not_compiled(reason: Exception) -> None:
     )
 
 
+def usable_processors() -> int:
+    """Those of the machine that this process may use, where the system tells."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no types
     """One extension that fails takes the others with it: half of them would not fit together."""
 
@@ -109,7 +119,7 @@ class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.parallel: int | None = self.parallel or os.cpu_count()
+        self.parallel: int | None = self.parallel or min(MOST_COMPILERS, usable_processors())
 
     def train(self) -> None:
         """Compile what counts its branches, run it, and have the rest compiled by the counts."""

@@ -99,6 +99,19 @@ class Build:
         assert told.returncode == 0, told.stderr
         return set((self.directory / "needed").read_text().split())
 
+    def compilers(self, processors: int) -> int:
+        """How many run at once, if this process may use so many processors of a large machine."""
+        ask = (
+            "import os, setuptools, distutils.core as core;"
+            f"os.cpu_count = lambda: 64; os.sched_getaffinity = lambda _: range({processors});"
+            "setup = core.run_setup('setup.py', ['build_ext'], stop_after='commandline');"
+            "command = setup.get_command_obj('build_ext'); command.ensure_finalized();"
+            "print(command.parallel)"
+        )
+        told = self._python("-c", ask, ASYNCPRODUCER_BUILD="pure")
+        assert told.returncode == 0, told.stderr
+        return int(told.stdout.split()[-1])
+
     def _python(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ours = ("ASYNCPRODUCER", "COV", "PYTHON")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
@@ -163,6 +176,14 @@ def test_a_wheel_is_compiled_that_is_made_with_an_sdist(build: Build) -> None:
 def test_an_sdist_compiles_nothing(build: Build) -> None:
     (build.directory / "asyncproducer/small.pxd").write_text("no Cython")
     build.sdist(ASYNCPRODUCER_BUILD="compiled")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process may use all of them")
+@pytest.mark.parametrize(("processors", "compilers"), [(1, 1), (2, 2), (48, 4)])
+def test_no_more_compilers_run_than_memory_and_processors_are_for(
+    build: Build, processors: int, compilers: int
+) -> None:
+    assert build.compilers(processors) == compilers
 
 
 @pytest.mark.parametrize("mode", ["pure", "auto"])
