@@ -42,8 +42,10 @@ DIRECTIVES = {
     # to be awaited there. And modules share no state that changes but a counter (core/bulk.py),
     # which is safe from 3.14 on, and, where there is a GIL, an exception object (intake.pxd). So a
     # Python without it need not switch it on for us.
-    "freethreading_compatible": True,
+    "freethreading_compatible": sys.version_info >= (3, 14),
 }
+#: The directives are written into the C sources. Cython makes none again for other directives.
+C_SOURCES = "build/c" if DIRECTIVES["freethreading_compatible"] else "build/c-before-3.14"
 
 #: What is newer than its source is not compiled again, however it was: so it lies apart.
 BUILD = Path("build/profiled" if MODE == "profiled" else "build")
@@ -85,7 +87,7 @@ def extensions() -> list[Extension]:
             for source in modules_to_compile()
         ],
         compiler_directives=DIRECTIVES,
-        build_dir="build",
+        build_dir=C_SOURCES,
     )
     return found
 

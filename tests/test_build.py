@@ -99,6 +99,23 @@ class Build:
         assert told.returncode == 0, told.stderr
         return set((self.directory / "needed").read_text().split())
 
+    def told_to_cython(self, version: tuple[int, int]) -> tuple[bool, str]:
+        """Under this version of Python: whether modules need no GIL, and where the C sources go."""
+        ask = (
+            "import sys, setuptools, Cython.Build, distutils.core as core\n"
+            "def cythonize(sources, compiler_directives, build_dir):\n"
+            "    needs_none = compiler_directives['freethreading_compatible']\n"
+            "    open('told', 'w').write(f'{needs_none} {build_dir}')\n"
+            "    return []\n"
+            "Cython.Build.cythonize = cythonize\n"
+            f"sys.version_info = {version}\n"
+            "core.run_setup('setup.py', ['build_ext'], stop_after='init')"
+        )
+        told = self._python("-c", ask, ASYNCPRODUCER_BUILD="compiled")
+        assert told.returncode == 0, told.stderr
+        needs_none, sources = (self.directory / "told").read_text().split()
+        return needs_none == "True", sources
+
     def compilers(self, processors: int) -> int:
         """How many run at once, if this process may use so many processors of a large machine."""
         ask = (
@@ -176,6 +193,13 @@ def test_a_wheel_is_compiled_that_is_made_with_an_sdist(build: Build) -> None:
 def test_an_sdist_compiles_nothing(build: Build) -> None:
     (build.directory / "asyncproducer/small.pxd").write_text("no Cython")
     build.sdist(ASYNCPRODUCER_BUILD="compiled")
+
+
+def test_modules_say_from_python_3_14_on_that_they_need_no_gil(build: Build) -> None:
+    before, earlier_sources = build.told_to_cython((3, 13))
+    now, sources = build.told_to_cython((3, 14))
+    assert (before, now) == (False, True)
+    assert earlier_sources != sources, "what one interpreter has made, another one takes"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process may use all of them")
