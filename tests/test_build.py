@@ -1,4 +1,4 @@
-"""The build itself, with the real setup.py and pyproject.toml around one small module."""
+"""The build, with the real setup.py, pyproject.toml and MANIFEST.in around one small module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Build:
         self.directory = directory
         package = directory / "asyncproducer"
         package.mkdir()
-        for name in ("setup.py", "pyproject.toml"):
+        for name in ("setup.py", "pyproject.toml", "MANIFEST.in"):
             shutil.copy(PROJECT / name, directory)
         for name in ("README.md", "LICENSE", "asyncproducer/__init__.py"):
             (directory / name).touch()
@@ -200,6 +200,20 @@ def test_modules_say_from_python_3_14_on_that_they_need_no_gil(build: Build) -> 
     now, sources = build.told_to_cython((3, 14))
     assert (before, now) == (False, True)
     assert earlier_sources != sources, "what one interpreter has made, another one takes"
+
+
+def test_an_sdist_has_the_tests_and_what_they_read(build: Build) -> None:
+    read = {"CHANGELOG.md", "CONTRIBUTING.md", "tox.ini"}
+    for directory in ("benchmarks", "docs", "examples", "tests"):
+        (build.directory / directory / "deeper").mkdir(parents=True)
+        (build.directory / directory / "deeper/of.pyc").touch()
+        read.add(f"{directory}/deeper/corpus.json")
+    for name in read:
+        (build.directory / name).touch()
+    packed = build.sdist(ASYNCPRODUCER_BUILD="auto")
+    assert read <= set(packed)
+    assert "asyncproducer/small.pxd" in packed
+    assert not [name for name in packed if name.endswith(".pyc")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process may use all of them")
