@@ -24,6 +24,7 @@ from asyncproducer.errors import (
     InvalidTopic,
     KafkaError,
     MetadataTimeout,
+    SerializationError,
     again,
 )
 from asyncproducer.intake import REFUSALS
@@ -402,6 +403,15 @@ class Sending:
             self.refused(error)
             # Without the frames that it has come through, which have the record.
             rows.refuse(row, error.with_traceback(None), topic, partition)
+            await self._has_refused()
+        except KafkaError:
+            raise
+        except Exception as error:
+            # The caller's own headers or time zone raised it: that is this record's alone.
+            wrong = SerializationError(f"to read the record raised {type(error).__name__}")
+            wrong.__cause__ = error.with_traceback(None)
+            self.refused(wrong)
+            rows.refuse(row, wrong, topic, partition)
             await self._has_refused()
 
     async def _has_refused(self) -> None:

@@ -941,10 +941,11 @@ class Producer(Front, Generic[K, V]):
         AuthenticationError (see `send`), in a transaction TransactionAborted and
         IllegalStateError; after a fatal error that very one, as ProducerFenced: see `send`. These
         end the sending, and so does what is raised by the iterable itself; what came before goes
-        on. Cancelled: no further record is taken, what was buffered goes on. An iterable that is
-        not async is asked for up to 1,000 records (of about 256 KiB, or what it gives in half a
-        millisecond) at a time: so many may be lost for it then. A list is not copied: what is put
-        into it or taken out meanwhile counts, as far as its turn has not come.
+        on, but no transaction is committed that misses the rest. Cancelled: no further record is
+        taken, what was buffered goes on. An iterable that is not async is asked for up to 1,000
+        records (of about 256 KiB, or what it gives in half a millisecond) at a time: so many may be
+        lost for it then. A list is not copied: what is put into it or taken out meanwhile counts,
+        as far as its turn has not come.
         """
         self._check_usable(SEND)
         if isinstance(records, (Record, str, bytes, bytearray, memoryview)):
@@ -954,16 +955,24 @@ class Producer(Front, Generic[K, V]):
             )
             self._lost(wrong)
             raise wrong
-        result = await self._sending().many(topic, records)
+        sending = self._sending()
+        try:
+            result = await sending.many(topic, records)
+        except (ProducerStateError, IllegalStateError):
+            raise  # nothing can be sent now: a commit that is under way goes on
+        except Exception as error:
+            # Whatever the iterable raises: the rest of the records is not sent.
+            sending.refused(error)
+            raise
         if raise_on_error and result.failed:
             first = result.failed[0]
-            error = BatchDeliveryError(
+            undelivered = BatchDeliveryError(
                 f"{len(result.failed)} of {len(result)} records were not acknowledged; "
                 f"the first is number {first[0]}: {first[1]}",
                 [error for _, error in result.failed],
             )
-            error.result = result
-            raise error
+            undelivered.result = result
+            raise undelivered
         return result
 
     async def send_table(

@@ -627,6 +627,24 @@ async def refused_reader_that_fails(tx: Producer[Any, Any]) -> None:
         await tx.send_table("t", failing_reader())
 
 
+async def refused_records_that_fail(tx: Producer[Any, Any]) -> None:
+    def records() -> Iterator[bytes]:
+        yield b"of the first"
+        raise ValueError("the file ends here")
+
+    with pytest.raises(ValueError, match="the file ends here"):
+        await tx.send_many("t", records())
+
+
+async def refused_later_records_that_fail(tx: Producer[Any, Any]) -> None:
+    async def records() -> AsyncIterator[bytes]:
+        yield b"of the first"
+        raise OSError("the network is down")
+
+    with pytest.raises(OSError, match="the network is down"):
+        await tx.send_many("t", records())
+
+
 async def refused_tables_that_fail(tx: Producer[Any, Any]) -> None:
     async def tables() -> AsyncIterator[pa.Table]:
         yield pa.table({"value": [b"of the first"]})
@@ -673,6 +691,8 @@ async def rejected_by_the_broker(tx: Producer[Any, Any]) -> None:
         (refused_table_behind_another, SerializationError),
         (refused_damaged_table, SerializationError),
         (refused_reader_that_fails, RecordError),
+        (refused_records_that_fail, RecordError),
+        (refused_later_records_that_fail, RecordError),
         (refused_tables_that_fail, RecordError),
         (refused_table_without_the_column, SerializationError),
         (refused_table_for_no_topic, InvalidTopic),
