@@ -45,6 +45,9 @@ __all__ = [
 
 #: More instructions than this share above the baseline is a regression.
 TOLERANCE = 0.05
+#: With less than this share of the baseline an operation does not do its work any more, or a
+#: regression up to the old baseline would not be seen.
+LEAST = 0.5
 
 #: How often each is run, and how much oftener in the run that is compared. enqueue stays below
 #: the number from which it lets the event loop turn. It and those behind it need much else to be
@@ -53,6 +56,7 @@ _LOOPS: Sequence[Mapping[str, int]] = (
     {"append": 500, "varint": 500, "crc32c": 50, "murmur2": 500, "encode": 100, "decode": 100},
     {"enqueue": 300},
     {"enqueue_whole": 300},
+    {"acknowledged": 300},
     {"send": 50},
     {"send_many": 1000},
     {"send_table": 1000},
@@ -200,14 +204,23 @@ def least(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def compare(counted: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
-    """A sentence for each operation that takes more than TOLERANCE more than its baseline."""
-    problems = []
+    """A sentence for each operation that takes more than TOLERANCE more than its baseline, less
+    than LEAST of it, or is not counted any more."""
+    problems = [
+        f"{name} has a baseline, and is not counted: write it anew with --update, if that is meant"
+        for name in baseline.keys() - counted.keys()
+    ]
     for name, instructions in counted.items():
         known = baseline.get(name, instructions)
         if instructions > known * (1 + TOLERANCE):
             problems.append(
                 f"{name}: {instructions:,.1f} instructions, {instructions / known - 1:.1%} more "
                 f"than the {known:,.1f} of the baseline (at most {TOLERANCE:.0%} are allowed)"
+            )
+        elif instructions < known * LEAST:
+            problems.append(
+                f"{name}: {instructions:,.1f} instructions, less than {LEAST:.0%} of the "
+                f"{known:,.1f} of the baseline: if it still does its work, write it with --update"
             )
     return problems
 

@@ -135,9 +135,7 @@ def send_many(loops: int) -> None:
     """
 
     async def records(producer: Producer) -> None:
-        sending = asyncio.create_task(producer.send_many("topic", [_VALUE] * loops))
-        # What waits then waits for the acknowledgement, which never comes.
-        await asyncio.wait([sending], timeout=1.0)
+        await _let_in(producer.send_many("topic", [_VALUE] * loops))
 
     _measured(records)
 
@@ -166,10 +164,16 @@ def _table(loops: int, key: str | None = None) -> None:
         keys = pa.array([b"key-%06d" % n for n in range(_MOST_ROWS)], pa.binary())
         values = pa.array([_VALUE] * _MOST_ROWS, pa.binary())
         table = pa.table({"value": values, "key": keys}).slice(0, loops)
-        sending = asyncio.create_task(producer.send_table("topic", table, value="value", key=key))
-        await asyncio.wait([sending], timeout=1.0)
+        await _let_in(producer.send_table("topic", table, value="value", key=key))
 
     _measured(records, _PARTITIONS)
+
+
+async def _let_in(sending: Coroutine[Any, Any, object]) -> None:
+    """Give it the time to take all in. It must not end: what it then waits for never comes."""
+    task = asyncio.create_task(sending)
+    if (await asyncio.wait([task], timeout=1.0))[0]:
+        raise RuntimeError(f"it has ended, and is to wait for acknowledgements: {task.result()}")
 
 
 def send(loops: int) -> None:
@@ -185,6 +189,25 @@ def send(loops: int) -> None:
         _answer_alike(transport, await _answer(transport, producer.send("topic", _VALUE)))
         for _ in range(loops):
             await producer.send("topic", _VALUE)
+
+    _measured(records)
+
+
+def acknowledged(loops: int) -> None:
+    """`await producer.enqueue()` of a record of 100 bytes, and its part of a request and of its
+    acknowledgement, where all go in one batch.
+
+    Ends the process: it must be the last operation.
+    """
+
+    async def records(producer: Producer) -> None:
+        (link,) = producer._cluster._links.values()
+        transport: Any = link.connection._transport  # type: ignore[union-attr]  # it is there
+        _answer_alike(transport, await _answer(transport, producer.send("topic", _VALUE)))
+        deliveries = [await producer.enqueue("topic", _VALUE) for _ in range(loops)]
+        await producer.flush()
+        if not (deliveries[0].done() and deliveries[-1].done()):
+            raise RuntimeError("a record has no end after a flush")
 
     _measured(records)
 
@@ -254,6 +277,7 @@ OPERATIONS: dict[str, Callable[[int], None]] = {
     "decode": decode,
     "enqueue": enqueue,
     "enqueue_whole": enqueue_whole,
+    "acknowledged": acknowledged,
     "send": send,
     "send_many": send_many,
     "send_table": send_table,

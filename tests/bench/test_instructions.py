@@ -11,7 +11,15 @@ import pytest
 from asyncproducer.bench import instructions, micro
 
 #: They have a producer, and end the process.
-_LAST = ["enqueue", "enqueue_whole", "send", "send_many", "send_table", "send_table_keys"]
+_LAST = [
+    "enqueue",
+    "enqueue_whole",
+    "acknowledged",
+    "send",
+    "send_many",
+    "send_table",
+    "send_table_keys",
+]
 
 
 class Ended(BaseException):
@@ -45,9 +53,35 @@ def test_classes_made_before_do_not_disturb_what_is_run() -> None:
 def test_more_than_five_percent_more_is_a_problem_and_less_is_none() -> None:
     baseline = {"a": 100.0, "b": 100.0, "c": 100.0}
     assert instructions.compare({"a": 105.0, "b": 100.0, "c": 50.0}, baseline) == []
-    assert instructions.compare({"a": 106.0}, baseline) == [
+    assert instructions.compare({"a": 106.0, "b": 100.0, "c": 100.0}, baseline) == [
         "a: 106.0 instructions, 6.0% more than the 100.0 of the baseline (at most 5% are allowed)"
     ]
+
+
+def test_an_operation_that_does_nothing_any_more_is_a_problem() -> None:
+    baseline = {"a": 100.0, "b": 100.0}
+    assert instructions.compare({"a": 3.0}, baseline) == [
+        "b has a baseline, and is not counted: write it anew with --update, if that is meant",
+        "a: 3.0 instructions, less than 50% of the 100.0 of the baseline: if it still does its "
+        "work, write it with --update",
+    ]
+
+
+@pytest.mark.parametrize("name", ["send_many", "send_table"])
+def test_a_bulk_that_ends_has_not_been_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise ValueError("refused")
+
+    async def taken(*_: object, **__: object) -> int:
+        return 7
+
+    monkeypatch.setattr(os, "_exit", _end)
+    monkeypatch.setattr(f"asyncproducer.producer.Producer.{name}", refused)
+    with pytest.raises(ValueError, match="refused"):
+        micro.OPERATIONS[name](2)
+    monkeypatch.setattr(f"asyncproducer.producer.Producer.{name}", taken)
+    with pytest.raises(RuntimeError, match="it has ended, and is to wait for acknowledgements: 7"):
+        micro.OPERATIONS[name](2)
 
 
 def test_an_operation_without_a_baseline_is_no_more_than_it_was() -> None:
