@@ -169,8 +169,10 @@ class Columns:
                     "its order with batch.select(schema.names), and to its types with "
                     "batch.cast(schema)"
                 )
-            # One for an empty batch, too: to make it may have taken its time.
-            for start in range(0, max(1, batch.num_rows), _BLOCK_ROWS):
+            if not batch.num_rows:
+                # To make it may have taken its time all the same.
+                yield Table(0, topic=self._topic, keys=None, values=None)
+            for start in range(0, batch.num_rows, _BLOCK_ROWS):
                 yield self._table(batch.slice(start, _BLOCK_ROWS))
 
     def _are_in(self, schema: pyarrow.Schema) -> bool:

@@ -50,8 +50,9 @@ _LARGEST_OF_LIST = 100_000
 #: Else another thread could free an item of a list while C reads it.
 _HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
-#: How many records of an async iterable share their bookkeeping.
+#: How many records share their bookkeeping that come one by one, or no more than a few at a time.
 _ROOM = 256
+_FEW = 64
 
 #: Who had to wait for memory goes on when one in so many bytes of it is free, or after so many
 #: pauses.
@@ -239,6 +240,7 @@ class Sending:
     ) -> None:
         clock = asyncio.get_running_loop().time
         broken: BaseException | None = None
+        shared: Objects | None = None
         while broken is None:
             items: list[Any] = []
             try:
@@ -248,9 +250,18 @@ class Sending:
                 broken = error
             if not items:
                 break
-            rows = Objects(items, topic)
-            parts.append(rows)
-            await self._take(topic, rows, 0)
+            if len(items) > _FEW:
+                shared, rows, first = None, Objects(items, topic), 0
+                parts.append(rows)
+            else:
+                # Of who gives few at a time, each few shall not have a bookkeeping of their own.
+                if shared is None or shared.count + len(items) > _ROOM:
+                    shared = Objects([], topic, _ROOM)
+                    parts.append(shared)
+                rows, first = shared, shared.count
+                for item in items:
+                    rows.add(item)
+            await self._take(topic, rows, first)
         if broken is not None:
             raise broken
 
@@ -393,7 +404,6 @@ class Sending:
                 )
             else:
                 delivery = await self._producer.enqueue(topic, record)
-            rows.placed(row, delivery)
         except REFUSALS as error:
             if isinstance(error, BufferTimeout):
                 self._memory = error
@@ -404,15 +414,19 @@ class Sending:
             # Without the frames that it has come through, which have the record.
             rows.refuse(row, error.with_traceback(None), topic, partition)
             await self._has_refused()
-        except KafkaError:
+        except (KafkaError, MemoryError, AssertionError):
             raise
         except Exception as error:
+            if type(rows) is not Objects:
+                raise
             # The caller's own headers or time zone raised it: that is this record's alone.
             wrong = SerializationError(f"to read the record raised {type(error).__name__}")
             wrong.__cause__ = error.with_traceback(None)
             self.refused(wrong)
             rows.refuse(row, wrong, topic, partition)
             await self._has_refused()
+        else:
+            rows.placed(row, delivery)
 
     async def _has_refused(self) -> None:
         """Let others run: a record that is refused waits for nothing."""

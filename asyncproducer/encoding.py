@@ -262,13 +262,14 @@ def _utf8(text: str, index: int) -> bytes:
 def timestamp_ms(timestamp: Any) -> int:
     """An int or an aware datetime as ms since 1970. Raises InvalidTimestamp."""
     if isinstance(timestamp, datetime):
-        if timestamp.utcoffset() is None:
+        if timestamp.tzinfo is None or timestamp.utcoffset() is None:
             raise InvalidTimestamp(
                 f"timestamp {timestamp!r} has no time zone: use an aware datetime, "
                 "for example datetime.now(timezone.utc)"
             )
-        # What is less than a millisecond is cut off, as from the times of tables.
-        timestamp = (timestamp - _EPOCH) // _MILLISECOND
+        # What is less than a millisecond is cut off, as from the times of tables. The difference of
+        # other libraries' datetimes may be one of theirs, which divides in another way.
+        timestamp = datetime.__sub__(timestamp, _EPOCH) // _MILLISECOND
     if type(timestamp) is not int:
         raise InvalidTimestamp(
             f"timestamp {timestamp!r}: must be an int (ms since 1970) or an aware datetime"

@@ -29,6 +29,7 @@ from asyncproducer import (
     SerializationError,
 )
 from asyncproducer import bulk as module
+from asyncproducer.core.bulk import Objects
 from asyncproducer.testing import EmbeddedCluster
 
 pytestmark = pytest.mark.virtual_time
@@ -585,6 +586,29 @@ async def test_others_run_while_a_reader_takes_its_time(
                 await given.wait()
             assert longest(turns) < 0.0041
             assert (await sending).acknowledged == 200 * rows
+
+
+async def test_few_records_at_a_time_share_their_bookkeeping(
+    new_producer: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class Counted(Objects):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(module, "Objects", Counted)
+
+    def records() -> Iterator[Any]:
+        for n in range(1000):
+            pass_time(0.002)
+            yield b"%d" % n if n % 3 else Record("", str(n).encode())
+
+    async with new_producer() as producer:
+        result = await producer.send_many("t", records())
+    assert [record.offset for record in result] == [*range(1000)]  # type: ignore[union-attr]
+    assert len(made) == 4
 
 
 async def test_a_loop_that_turns_for_time_makes_no_batch_wait(

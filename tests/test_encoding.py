@@ -354,6 +354,13 @@ def test_header_errors_name_the_place(headers: Any, message: str) -> None:
 # -- timestamps --------------------------------------------------------------------------------
 
 
+class Elsewhere(datetime):
+    """Of a library whose differences are its own."""
+
+    def __sub__(self, other: Any) -> Any:
+        return NotImplemented
+
+
 @pytest.mark.parametrize(
     ("timestamp", "expected"),
     [
@@ -363,6 +370,7 @@ def test_header_errors_name_the_place(headers: Any, message: str) -> None:
         (datetime(2024, 2, 29, 12, 0, 0, 1500, tzinfo=UTC), 1709208000001),
         (datetime(2024, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), 1735689599999),
         (datetime(2024, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), 1704067200000),
+        (Elsewhere(2024, 1, 1, tzinfo=UTC), 1704067200000),
         (datetime.max.replace(tzinfo=UTC), 253402300799999),
     ],
 )

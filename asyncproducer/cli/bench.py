@@ -191,8 +191,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     """All or nothing: what is there stays whole, should the disk be full or somebody interrupt."""
+    text = json.dumps(document, indent=1) + "\n"
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")  # a pipe or the like
+        return
     beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    beside.write_text(text, encoding="utf-8")
     beside.replace(path)
 
 

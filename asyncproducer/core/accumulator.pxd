@@ -54,6 +54,7 @@ cdef class PartitionQueue:
     cdef public Py_ssize_t partition
     cdef public object batches
     cdef public ProducerBatch open
+    cdef public bint quiet
     cdef public list in_flight
     cdef public Py_ssize_t leader
     cdef public Py_ssize_t leader_epoch
@@ -286,7 +287,7 @@ cdef class Accumulator:
     @cython.locals(batch=ProducerBatch)
     cpdef bint has_expired(self, double now) except -1
     @cython.locals(batch=ProducerBatch, expired=list)
-    cpdef list expire(self, double now)
+    cpdef list expire(self, double now, bint in_flight=*)
 
 
 # A function, not a method, so that C has it in place: that saves each record a call.

@@ -186,6 +186,8 @@ class PartitionQueue:
         #: Head: next to leave. Only the tail may still take records (`open`).
         self.batches: deque[ProducerBatch] = deque()
         self.open: ProducerBatch | None = None
+        #: Whether that does not linger any more, and leaves as soon as it can.
+        self.quiet = False
         self.in_flight: list[ProducerBatch] = []
         self.leader = -1
         self.leader_epoch = -1
@@ -828,6 +830,7 @@ class Accumulator:
         queue.next_order += 1
         queue.batches.append(batch)
         queue.open = batch
+        queue.quiet = False
         queue.topic.queued_batches += 1
         self.incomplete[batch] = None
         self.news = True
@@ -916,6 +919,8 @@ class Accumulator:
             return -1.0
         if self.flushing or self.closed or self._memory.is_wanted(queue.share):
             return -1.0
+        if queue.quiet:
+            return -1.0
         due = head.created_at + self._linger
         return due if due > now else -1.0
 
@@ -974,13 +979,15 @@ class Accumulator:
             batch = queue.open
             if batch is None or queue.ready_at is not None or queue.leader < 0:
                 continue
-            if queue.batches[0] is not batch:
-                continue  # it cannot leave yet, and would be followed by another for each record
             if batch.count != batch.seen:
                 batch.seen = batch.count
                 growing.append(queue)
             elif is_idle(queue.leader):
-                self._close_tail(queue, now)
+                if queue.batches[0] is batch:
+                    self._close_tail(queue, now)
+                else:
+                    # Behind what cannot leave. Closed, it would be followed by one for each record.
+                    queue.quiet = True
         return bool(growing)
 
     def touch_all(self, now: float) -> None:
@@ -1373,13 +1380,17 @@ class Accumulator:
             return batch.created_at + self._delivery_timeout <= now
         return False
 
-    def expire(self, now: float) -> list[ProducerBatch]:
-        """Fail the batches whose delivery timeout is over; returns them."""
+    def expire(self, now: float, in_flight: bool = True) -> list[ProducerBatch]:
+        """Fail the batches whose delivery timeout is over; returns them.
+
+        `in_flight`: those, too, that a broker has not answered for.
+        """
         expired: list[ProducerBatch] = []
         for batch in self.incomplete:
             if batch.created_at + self._delivery_timeout > now:
                 break
-            expired.append(batch)
+            if in_flight or not batch.in_flight:
+                expired.append(batch)
         return [b for b in expired if self.give_up(b, self._expiry(b, now), now)]
 
     def give_up(self, batch: ProducerBatch, failure: Failure, now: float) -> bool:

@@ -36,6 +36,7 @@ cdef class Scheduler:
     cdef public object _wakeup
     cdef public double _sleeps_until
     cdef public double _reached
+    cdef public double _expires_from
     cdef public double _held_until
     cdef public dict _warned
     cdef public bint _stepping

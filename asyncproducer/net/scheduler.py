@@ -133,6 +133,8 @@ class Scheduler:
         self._id_told = False
         #: The deadline for which it is awake.
         self._reached = -_NEVER
+        #: After a failure in giving up: when that is tried again.
+        self._expires_from = -_NEVER
         self.stopped = False
         #: Why nothing can be sent any more, or None.
         self.fatal_error: KafkaError | None = None
@@ -149,12 +151,14 @@ class Scheduler:
                 # was due at its deadline is, or it would be asked again until then.
                 now = max(self._time(), self._reached)
                 self._reached = -_NEVER
-                if self._accumulator.has_expired(now):
+                if self._accumulator.has_expired(now) and now >= self._expires_from:
                     # Not before the answers that are here already: what has just held up the loop
                     # for as long may have held up nobody else. It reads them in this turn.
                     await asyncio.sleep(0)
                     self._expire(max(now, self._time()))
                 deadline = self.try_step(now)
+                if deadline <= now:
+                    deadline = max(deadline, self._expires_from)
                 timer = None
                 if deadline < _NEVER:
                     timer = self._loop.call_at(deadline, self._wake_at, deadline)
@@ -178,17 +182,21 @@ class Scheduler:
         self.wake()
 
     def _expire(self, now: float) -> None:
-        """Give up what has waited too long. The step that comes next is for what follows from it,
-        and for what is asked of it from inside: callbacks may send."""
+        """Give up what has waited too long, in flight or not. The step that comes next is for what
+        follows from it, and for what is asked of it from inside: callbacks may send."""
         self._stepping = True
         try:
-            for batch in self._accumulator.expire(now):
-                self._metrics.records_failed(batch.topic, batch.count)
-            self._accumulator.give_back()
+            self._give_up_old(now, in_flight=True)
         except Exception:
             logger.exception("the scheduler failed; it goes on")
+            self._expires_from = now + self._backoff  # else it would be asked again at once
         finally:
             self._stepping = False
+
+    def _give_up_old(self, now: float, *, in_flight: bool) -> None:
+        for batch in self._accumulator.expire(now, in_flight):
+            self._metrics.records_failed(batch.topic, batch.count)
+        self._accumulator.give_back()
 
     def try_step(self, now: float) -> float:
         """`step`, where a failure of ours must not reach the caller."""
@@ -232,6 +240,9 @@ class Scheduler:
                 self._step_again = False
                 accumulator.news = False
                 self._idempotence(now)
+                if accumulator.has_expired(now):
+                    # What is in flight may have its answer here: `run` sees to that.
+                    self._give_up_old(now, in_flight=False)
                 if self._transactions is not None:
                     self._transactions.step(now)
                 accumulator.fire_timers(now)

@@ -2038,6 +2038,21 @@ def test_a_split_reads_as_much_as_the_batch_has(monkeypatch: pytest.MonkeyPatch)
     assert limits == [batch.size]
 
 
+def test_what_no_broker_has_may_expire_before_what_one_has() -> None:
+    rig = Rig(linger=0.0, delivery_timeout=2.0)
+    sent, waiting = rig.append(), rig.append(bytes(990))
+    batch = rig.drain_one()
+    rig.now += 2.0
+    assert rig.accumulator.has_expired(rig.now)
+    assert [b.count for b in rig.accumulator.expire(rig.now, False)] == [1]
+    assert isinstance(waiting.exception(), DeliveryTimeout)
+    assert not sent.done()
+    assert rig.accumulator.expire(rig.now, False) == []
+    rig.acknowledge(batch, 7)
+    assert sent.result().offset == 7
+    assert not rig.accumulator.has_expired(rig.now)
+
+
 def test_parts_expire_with_the_age_of_their_batch() -> None:
     """Spec 3.9, SN-14."""
     rig = Rig(linger=0.0, delivery_timeout=2.0)
@@ -2417,6 +2432,10 @@ def test_records_behind_what_cannot_leave_share_a_batch() -> None:
         for _ in range(2):
             rig.accumulator.settle(rig.now, idle)
     assert [batch.count for batch in rig.queue().batches] == [1, 20]
+    rig.now += 1.0
+    assert rig.drain_one().count == 1
+    assert rig.ready() == {1}, "it has lingered enough"
+    assert rig.drain_one().count == 20
 
 
 def test_before_there_is_a_producer_id_no_more_than_one_record_has_a_batch_of_its_own() -> None:

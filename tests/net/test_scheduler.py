@@ -1305,6 +1305,66 @@ async def test_what_is_answered_already_does_not_expire() -> None:
         assert [type(result) for result in await outcomes(sent)] == [RecordMetadata] * 2
 
 
+async def test_what_was_not_sent_in_time_is_not_sent_any_more() -> None:
+    """Nor by the step of an answer, before it is given up: it would be in the log, and failed."""
+    loop: Any = asyncio.get_running_loop()
+    async with (
+        EmbeddedCluster(topics={"t": 1}, network=MemoryNetwork(latency=0.05)) as cluster,
+        Producer(
+            cluster.bootstrap_servers,
+            connector=cluster.connector,
+            max_in_flight_requests_per_connection=1,
+            delivery_timeout_ms=4000,
+            request_timeout_ms=3000,
+            retry_backoff_ms=1500,
+            retry_backoff_max_ms=1500,
+        ) as producer,
+    ):
+        await producer.send("t", payload(0))
+        cluster.inject("produce", error="NOT_ENOUGH_REPLICAS")
+        held = cluster.inject("produce", hold=True)
+        first = producer.send_nowait("t", payload(1))
+        began = loop.time()
+        await asyncio.sleep(0.05)
+        second = producer.send_nowait("t", payload(2))
+        await asyncio.sleep(2.45)  # by then the first has gone again
+        assert producer.metrics()["requests_in_flight"] == 1
+        held.release()
+        await turns()
+        loop._set_time(began + 4.1)  # when the answer is here
+        with pytest.raises(DeliveryTimeout, match="it was never sent") as caught:
+            await second
+        assert caught.value.persisted == "no"
+        await first
+    assert stored(cluster) == [0, 1]
+
+
+async def test_a_failure_in_giving_up_is_not_asked_for_again_at_once(
+    cluster: EmbeddedCluster,
+    new_producer: New,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with new_producer(**IMPATIENT, retry_backoff_ms=1000) as producer:
+        await producer.send("t", payload(0))
+        cluster.inject("produce", hold=True)
+        producer.send_nowait("t", payload(1))
+        scheduler: Any = producer._scheduler
+        give_up = scheduler._give_up_old
+
+        def failing(now: float, *, in_flight: bool) -> None:
+            if in_flight:
+                raise MemoryError
+            give_up(now, in_flight=in_flight)
+
+        monkeypatch.setattr(scheduler, "_give_up_old", failing)
+        jumps: int = asyncio.get_running_loop().jumps  # type: ignore[attr-defined]
+        await asyncio.sleep(6.0)
+        assert 2 <= len(errors_logged(caplog)) <= 4
+        assert asyncio.get_running_loop().jumps - jumps < 50  # type: ignore[attr-defined]
+        monkeypatch.setattr(scheduler, "_give_up_old", give_up)
+
+
 async def test_a_loop_that_runs_timers_early_is_not_asked_again_until_they_are_due(
     cluster: EmbeddedCluster, new_producer: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
