@@ -178,7 +178,7 @@ def _documents(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]
             console.print(_line(result), markup=False, highlight=False)
             if options.json is not None:
                 # Each time: a run takes long, and what is measured must not be lost.
-                _write(options.json, document)
+                _write(options.json, document, last=len(results) == len(planned))
     return [document], any("error" in result for result in results)
 
 
@@ -189,13 +189,14 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _write(path: Path, document: Mapping[str, Any]) -> None:
+def _write(path: Path, document: Mapping[str, Any], *, last: bool) -> None:
     """All or nothing: what is there stays whole, should the disk be full or somebody interrupt."""
     text = json.dumps(document, indent=1) + "\n"
-    path = path.resolve()
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")  # a pipe or the like
+        if last:
+            path.write_text(text, encoding="utf-8")  # a pipe: who reads it reads one document
         return
+    path = path.resolve()
     beside = path.with_name(f"{path.name}.tmp")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)

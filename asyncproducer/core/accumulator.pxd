@@ -253,7 +253,7 @@ cdef class Accumulator:
     cpdef object fire_timers(self, double now)
 
     @cython.locals(deadline=cython.double, expiry=cython.double, batch=ProducerBatch)
-    cpdef double next_deadline(self) except? -2
+    cpdef double next_deadline(self, double expires_from=*) except? -2
 
     @cython.locals(
         queue=PartitionQueue,

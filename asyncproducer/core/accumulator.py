@@ -1055,14 +1055,19 @@ class Accumulator:
                 queue.timer = _NEVER
                 self._touch(queue, now)
 
-    def next_deadline(self) -> float:
-        """When something must be done if nothing happens before; infinity for never."""
+    def next_deadline(self, expires_from: float = -_NEVER) -> float:
+        """When something must be done if nothing happens before; infinity for never.
+
+        `expires_from`: nothing expires before.
+        """
         timers = self._timers
         while timers and timers[0][2].timer != timers[0][0]:
             heapq.heappop(timers)
         deadline = timers[0][0] if timers else _NEVER
         for batch in self.incomplete:
             expiry = batch.created_at + self._delivery_timeout
+            if expiry < expires_from:
+                expiry = expires_from
             return expiry if expiry < deadline else deadline
         return deadline
 
@@ -1391,7 +1396,17 @@ class Accumulator:
                 break
             if in_flight or not batch.in_flight:
                 expired.append(batch)
-        return [b for b in expired if self.give_up(b, self._expiry(b, now), now)]
+        given_up: list[ProducerBatch] = []
+        failure: Exception | None = None
+        for batch in expired:
+            try:
+                if self.give_up(batch, self._expiry(batch, now), now):
+                    given_up.append(batch)
+            except Exception as error:
+                failure = error  # the others have their end all the same
+        if failure is not None:
+            raise failure
+        return given_up
 
     def give_up(self, batch: ProducerBatch, failure: Failure, now: float) -> bool:
         """End a batch that no broker has decided about. False if a callback was faster."""

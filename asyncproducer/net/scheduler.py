@@ -62,6 +62,8 @@ _DUPLICATE = int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 #: Retries are logged so that somebody sees them, once in so many seconds for each topic. All of
 #: them are at level DEBUG.
 _WARNING_SECONDS = 10.0
+#: How long nothing is given up any more after a failure in that.
+_PAUSE_AFTER_FAILURE = 1.0
 
 #: The most that an answer to Produce takes, with all its errors: so much, and so much for each
 #: partition and record that was sent. To read more would hold up the loop for nothing.
@@ -157,8 +159,6 @@ class Scheduler:
                     await asyncio.sleep(0)
                     self._expire(max(now, self._time()))
                 deadline = self.try_step(now)
-                if deadline <= now:
-                    deadline = max(deadline, self._expires_from)
                 timer = None
                 if deadline < _NEVER:
                     timer = self._loop.call_at(deadline, self._wake_at, deadline)
@@ -187,15 +187,17 @@ class Scheduler:
         self._stepping = True
         try:
             self._give_up_old(now, in_flight=True)
-        except Exception:
-            logger.exception("the scheduler failed; it goes on")
-            self._expires_from = now + self._backoff  # else it would be asked again at once
         finally:
             self._stepping = False
 
     def _give_up_old(self, now: float, *, in_flight: bool) -> None:
-        for batch in self._accumulator.expire(now, in_flight):
-            self._metrics.records_failed(batch.topic, batch.count)
+        try:
+            for batch in self._accumulator.expire(now, in_flight):
+                self._metrics.records_failed(batch.topic, batch.count)
+        except Exception:
+            # It is tried again, but neither at once nor by each step: others have things to send.
+            logger.exception("the scheduler failed; it goes on")
+            self._expires_from = now + _PAUSE_AFTER_FAILURE
         self._accumulator.give_back()
 
     def try_step(self, now: float) -> float:
@@ -240,7 +242,7 @@ class Scheduler:
                 self._step_again = False
                 accumulator.news = False
                 self._idempotence(now)
-                if accumulator.has_expired(now):
+                if accumulator.has_expired(now) and now >= self._expires_from:
                     # What is in flight may have its answer here: `run` sees to that.
                     self._give_up_old(now, in_flight=False)
                 if self._transactions is not None:
@@ -258,7 +260,7 @@ class Scheduler:
                     self._loop.call_soon(self._turned)
                 accumulator.give_back()
                 if not (self._step_again or accumulator.news):
-                    deadline = min(accumulator.next_deadline(), self._held_until)
+                    deadline = min(accumulator.next_deadline(self._expires_from), self._held_until)
                     if self._transactions is not None:
                         deadline = min(deadline, self._transactions.wake_at)
                     return self._awake_by(deadline)

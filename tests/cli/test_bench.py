@@ -158,7 +158,7 @@ def test_results_that_are_there_stay_whole_while_others_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "results.json"
-    bench._write(file, {"results": [1]})
+    bench._write(file, {"results": [1]}, last=False)
     before = file.read_text(encoding="utf-8")
 
     def full(self: Path, *_: object) -> None:
@@ -167,9 +167,9 @@ def test_results_that_are_there_stay_whole_while_others_are_written(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", full)
         with pytest.raises(OSError, match="No space"):
-            bench._write(file, {"results": [1, 2]})
+            bench._write(file, {"results": [1, 2]}, last=True)
     assert file.read_text(encoding="utf-8") == before
-    bench._write(file, {"results": [1, 2]})
+    bench._write(file, {"results": [1, 2]}, last=True)
     assert json.loads(file.read_text(encoding="utf-8")) == {"results": [1, 2]}
 
 

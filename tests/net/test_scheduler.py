@@ -1339,30 +1339,39 @@ async def test_what_was_not_sent_in_time_is_not_sent_any_more() -> None:
     assert stored(cluster) == [0, 1]
 
 
-async def test_a_failure_in_giving_up_is_not_asked_for_again_at_once(
+async def test_a_failure_in_giving_up_stops_nobody_and_is_tried_again_now_and_then(
     cluster: EmbeddedCluster,
     new_producer: New,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with new_producer(**IMPATIENT, retry_backoff_ms=1000) as producer:
+    loop: Any = asyncio.get_running_loop()
+    async with new_producer(**IMPATIENT) as producer:
         await producer.send("t", payload(0))
-        cluster.inject("produce", hold=True)
-        producer.send_nowait("t", payload(1))
-        scheduler: Any = producer._scheduler
-        give_up = scheduler._give_up_old
+        await producer.warm_up("t4")
+        cluster.move_leader("t", 0, -1)
+        cluster.inject("metadata", error="LEADER_NOT_AVAILABLE", topic="t", partition=0)
+        producer._cluster.request_update()
+        await asyncio.sleep(0.5)
+        stuck = producer.send_nowait("t", payload(1))
+        # While its error is made there is no memory left.
+        unreadable = property(no_memory, lambda cluster, error: None)
+        monkeypatch.setattr(type(producer._cluster), "last_error", unreadable, raising=False)
+        await asyncio.sleep(3.0)
+        jumps = loop.jumps
+        for n in range(100):
+            await producer.send("t4", payload(n))
+            await asyncio.sleep(0.05)
+        assert 4 <= len(errors_logged(caplog)) <= 6
+        assert loop.jumps - jumps < 2000
+        assert not stuck.done()
+        monkeypatch.undo()
+        with pytest.raises(DeliveryTimeout):
+            await stuck
 
-        def failing(now: float, *, in_flight: bool) -> None:
-            if in_flight:
-                raise MemoryError
-            give_up(now, in_flight=in_flight)
 
-        monkeypatch.setattr(scheduler, "_give_up_old", failing)
-        jumps: int = asyncio.get_running_loop().jumps  # type: ignore[attr-defined]
-        await asyncio.sleep(6.0)
-        assert 2 <= len(errors_logged(caplog)) <= 4
-        assert asyncio.get_running_loop().jumps - jumps < 50  # type: ignore[attr-defined]
-        monkeypatch.setattr(scheduler, "_give_up_old", give_up)
+def no_memory(_: object) -> Any:
+    raise MemoryError
 
 
 async def test_a_loop_that_runs_timers_early_is_not_asked_again_until_they_are_due(
