@@ -236,7 +236,7 @@ def run_group(
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        start_new_session=True,
+        process_group=0,  # not a session: processors are shared by these
     )
     try:
         out, err = process.communicate(given, timeout_s)

@@ -55,6 +55,7 @@ cdef class PartitionQueue:
     cdef public object batches
     cdef public ProducerBatch open
     cdef public bint quiet
+    cdef public Py_ssize_t passed
     cdef public list in_flight
     cdef public Py_ssize_t leader
     cdef public Py_ssize_t leader_epoch

@@ -177,6 +177,10 @@ def _failure(
     )
 
 
+#: After so many turns in which there was no time to compress it, a batch goes before others.
+_OFTEN_PASSED = 4
+
+
 class PartitionQueue:
     """The batches of one partition, and where the queue stands."""
 
@@ -188,6 +192,8 @@ class PartitionQueue:
         self.open: ProducerBatch | None = None
         #: Whether that does not linger any more, and leaves as soon as it can.
         self.quiet = False
+        #: How often its head had to wait for another turn to be compressed, since one left.
+        self.passed = 0
         self.in_flight: list[ProducerBatch] = []
         self.leader = -1
         self.leader_epoch = -1
@@ -983,10 +989,18 @@ class Accumulator:
                 batch.seen = batch.count
                 growing.append(queue)
             elif is_idle(queue.leader):
-                if queue.batches[0] is batch:
+                head = queue.batches[0]
+                if head is batch or (
+                    head.attempts == 0
+                    and (
+                        self._sequences is None or self._sequences.may_drain(queue.sequences, head)
+                    )
+                ):
                     self._close_tail(queue, now)
                 else:
                     # Behind what cannot leave. Closed, it would be followed by one for each record.
+                    # (What only waits to be compressed can: there, records go on to other
+                    # partitions, and as many batches leave in fewer requests.)
                     queue.quiet = True
         return bool(growing)
 
@@ -1100,6 +1114,7 @@ class Accumulator:
             if wanting and self._postpones(head):
                 # It may grow until then.
                 self.postponed.append(queue)
+                queue.passed += 1
                 del line[queue]
                 queue.ready_at = None
                 continue
@@ -1120,6 +1135,7 @@ class Accumulator:
                 raise
             del line[queue]
             queue.ready_at = None
+            queue.passed = 0
             size += batch_size
             drained.append(head)
             again.append(queue)
@@ -1166,10 +1182,12 @@ class Accumulator:
         self.compressed_here = False
         self._quick_left = self.quick_bytes
         postponed, self.postponed = self.postponed, []
-        for queue in reversed(postponed):
+        for queue in postponed:
             self._touch(queue, now)
-            if queue.ready_at is not None:
-                # In its place: behind those whose turn has just been, it would be postponed again.
+        for queue in reversed(postponed):
+            if queue.passed >= _OFTEN_PASSED and queue.ready_at is not None:
+                # Behind those whose turn has just been, it would be postponed again. (Always in
+                # front, as many batches leave in half as many again requests.)
                 self.ready[queue.ready_at].move_to_end(queue, last=False)
         return bool(postponed)
 
