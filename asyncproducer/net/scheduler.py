@@ -194,11 +194,11 @@ class Scheduler:
         try:
             for batch in self._accumulator.expire(now, in_flight):
                 self._metrics.records_failed(batch.topic, batch.count)
+            self._accumulator.give_back()
         except Exception:
             # It is tried again, but neither at once nor by each step: others have things to send.
             logger.exception("the scheduler failed; it goes on")
             self._expires_from = now + _PAUSE_AFTER_FAILURE
-        self._accumulator.give_back()
 
     def try_step(self, now: float) -> float:
         """`step`, where a failure of ours must not reach the caller."""
