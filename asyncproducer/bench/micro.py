@@ -184,9 +184,7 @@ def send(loops: int) -> None:
     """
 
     async def records(producer: Producer) -> None:
-        (link,) = producer._cluster._links.values()
-        transport: Any = link.connection._transport  # type: ignore[union-attr]  # it is there
-        _answer_alike(transport, await _answer(transport, producer.send("topic", _VALUE)))
+        await _let_answer_alike(producer)
         for _ in range(loops):
             await producer.send("topic", _VALUE)
 
@@ -201,15 +199,20 @@ def acknowledged(loops: int) -> None:
     """
 
     async def records(producer: Producer) -> None:
-        (link,) = producer._cluster._links.values()
-        transport: Any = link.connection._transport  # type: ignore[union-attr]  # it is there
-        _answer_alike(transport, await _answer(transport, producer.send("topic", _VALUE)))
+        await _let_answer_alike(producer)
         deliveries = [await producer.enqueue("topic", _VALUE) for _ in range(loops)]
         await producer.flush()
         if not (deliveries[0].done() and deliveries[-1].done()):
             raise RuntimeError("a record has no end after a flush")
 
     _measured(records)
+
+
+async def _let_answer_alike(producer: Producer) -> None:
+    """What is sent from now on is answered as a broker answers a first record."""
+    (link,) = producer._cluster._links.values()
+    transport: Any = link.connection._transport  # type: ignore[union-attr]  # it is there
+    _answer_alike(transport, await _answer(transport, producer.send("topic", _VALUE)))
 
 
 async def _answer(transport: asyncio.Transport, sending: Awaitable[object]) -> bytes:

@@ -1274,6 +1274,15 @@ async def test_a_batch_that_cannot_be_split_fails_and_nothing_else(
     assert stored(cluster) == [2]
 
 
+#: What is sent again expires before that request times out.
+RETRIES_LATE: dict[str, Any] = {
+    "delivery_timeout_ms": 4000,
+    "request_timeout_ms": 3000,
+    "retry_backoff_ms": 1500,
+    "retry_backoff_max_ms": 1500,
+}
+
+
 async def test_what_is_answered_already_does_not_expire() -> None:
     """Whatever has held up the loop: an answer that is here is heard before its time is up."""
     loop: Any = asyncio.get_running_loop()
@@ -1282,10 +1291,7 @@ async def test_what_is_answered_already_does_not_expire() -> None:
         Producer(
             cluster.bootstrap_servers,
             connector=cluster.connector,
-            delivery_timeout_ms=4000,
-            request_timeout_ms=3000,
-            retry_backoff_ms=1500,
-            retry_backoff_max_ms=1500,
+            **RETRIES_LATE,
         ) as producer,
     ):
         for partition in range(2):
@@ -1314,10 +1320,7 @@ async def test_what_was_not_sent_in_time_is_not_sent_any_more() -> None:
             cluster.bootstrap_servers,
             connector=cluster.connector,
             max_in_flight_requests_per_connection=1,
-            delivery_timeout_ms=4000,
-            request_timeout_ms=3000,
-            retry_backoff_ms=1500,
-            retry_backoff_max_ms=1500,
+            **RETRIES_LATE,
         ) as producer,
     ):
         await producer.send("t", payload(0))
