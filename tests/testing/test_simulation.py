@@ -960,8 +960,8 @@ def test_a_loop_that_turns_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) ->
     busy = Mutant(
         "busy",
         "net.scheduler:Scheduler.run",
-        "deadline = self.try_step(self._time())",
-        "deadline = self.try_step(self._time()); self._loop.call_soon(self.wake)",
+        "deadline = self.try_step(now)",
+        "deadline = self.try_step(now); self._loop.call_soon(self.wake)",
     )
     with planted(busy):
         rules = {violation.rule for violation in run(small_plan()).violations}

@@ -10,7 +10,7 @@ KNOWN: dict[str, tuple[int, ...]] = {
     "what follows overtakes what is on its way to the topic before": (7827, 7924, 11644),
     "what the topic before has acknowledged counts for the next one": (13593, 32788, 35775),
     "a leader that the topic before had is believed": (7827, 11644, 17011),
-    "a second retry is not queued": (4, 12, 67),
+    "a second retry is not queued": (6, 55, 60),
     "sequences do not start again under a new epoch": (144, 208, 223),
     "waiting batches keep their sequences after an epoch bump": (144, 223, 348),
     "a hole is forgotten": (6, 144, 171),

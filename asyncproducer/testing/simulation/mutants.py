@@ -132,7 +132,7 @@ MUTANTS = (
         "net.scheduler:Scheduler._retry",
         "self._accumulator.retry(batch, now)",
         "batch.attempts == 1 or self._accumulator.retry(batch, now)",
-        ("memory", "pending"),
+        ("starved",),
     ),
     Mutant(
         "sequences do not start again under a new epoch",
