@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from asyncproducer import arrow
@@ -46,6 +46,9 @@ _CHUNK_S = 0.0005
 
 #: How many records of a list share their bookkeeping. Memory for it is made before them: 0.2 ms.
 _LARGEST_OF_LIST = 100_000
+
+#: What an iterator gives that has nothing more.
+_END: Any = object()
 
 #: Else another thread could free an item of a list while C reads it.
 _HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -169,6 +172,23 @@ class TableResult:
         )
 
 
+class Asking:
+    """Around what runs the caller's own code: whatever that raises, the rest is not sent."""
+
+    __slots__ = ("_refused",)
+
+    def __init__(self, refused: Callable[[BaseException], None]) -> None:
+        self._refused = refused
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        # One who is cancelled has not failed; see `Producer.send_many`.
+        if isinstance(error, Exception):
+            self._refused(error)
+
+
 class Sending:
     """One send_many or send_table.
 
@@ -186,6 +206,7 @@ class Sending:
         self._abounds = False
         #: Whether `enqueue` is to see each of them.
         self._by_record = by_record
+        self.asking = Asking(self.refused)
         #: Topic → the error of the record that waited for it in vain.
         self._topics: dict[str, KafkaError] = {}
         #: The error of the record that waited for memory in vain, and how much was free then.
@@ -202,7 +223,13 @@ class Sending:
         """Take all records in, and wait until they have their end."""
         parts: list[Objects] = []
         if isinstance(records, AsyncIterable):
-            async for record in records:
+            with self.asking:
+                entries = aiter(records)
+            while True:
+                with self.asking:
+                    record = await anext(entries, _END)
+                if record is _END:
+                    break
                 if not parts or parts[-1].count == _ROOM:
                     parts.append(Objects([], topic, _ROOM))
                 rows = parts[-1]
@@ -215,8 +242,10 @@ class Sending:
                 wrong = TypeError(
                     f"records is of type {type(records).__name__}, not an iterable of records"
                 )
-                self.refused(wrong)
                 raise wrong from error
+            except BaseException as error:
+                self.refused(error)
+                raise
             if type(records) in (list, tuple):
                 await self._many_of(topic, parts, _listed(records))
             else:
@@ -263,17 +292,23 @@ class Sending:
                     rows.add(item)
             await self._take(topic, rows, first)
         if broken is not None:
+            self.refused(broken)
             raise broken
 
     async def table(
-        self, columns: arrow.Columns, reader: arrow.Reader, rest: AsyncIterable[Any] | None
+        self, columns: arrow.Columns, reader: arrow.Reader, rest: AsyncIterator[Any] | None
     ) -> TableResult:
         """Take all rows of a reader in, then of tables as they come, and wait for their end."""
         result = TableResult()
         await self._take_batches(columns, reader, result)
         if rest is not None:
-            async for table in rest:
-                await self._take_batches(columns, arrow.open_table(table), result)
+            while True:
+                with self.asking:
+                    table = await anext(rest, _END)
+                    if table is _END:
+                        break
+                    reader = arrow.open_table(table)
+                await self._take_batches(columns, reader, result)
             result._settle()  # what had its end while the next table was waited for
         while (delivery := result._next()) is not None:
             await _ended(delivery)
@@ -286,7 +321,12 @@ class Sending:
         intake = self._producer._intake
         if intake is not None and intake.is_over():
             await intake.breathe()  # an empty table has no rows at all
-        for rows in columns.tables(reader):
+        tables = columns.tables(reader)
+        while True:
+            with self.asking:
+                rows = next(tables, None)
+            if rows is None:
+                break
             result._begin(rows)
             await self._take(None, rows, 0)
             result._settle()

@@ -959,7 +959,9 @@ class Producer(Front, Generic[K, V]):
         try:
             result = await sending.many(topic, records)
         except (ProducerStateError, IllegalStateError):
-            raise  # nothing can be sent now: a commit that is under way goes on
+            # Nothing can be sent now: a commit that is under way goes on. (Where the iterable or
+            # reader has raised it, `asking` has told the transaction.)
+            raise
         except Exception as error:
             # Whatever the iterable raises: the rest of the records is not sent.
             sending.refused(error)
@@ -1033,13 +1035,14 @@ class Producer(Front, Generic[K, V]):
                     "into a column"
                 )
             rest: AsyncIterator[Any] | None = None
-            if isinstance(table, AsyncIterable):
-                rest = aiter(table)
-                try:
-                    table = await anext(rest)
-                except StopAsyncIteration:
-                    return TableResult()
-            reader = open_table(table)
+            with sending.asking:
+                if isinstance(table, AsyncIterable):
+                    rest = aiter(table)
+                    try:
+                        table = await anext(rest)
+                    except StopAsyncIteration:
+                        return TableResult()
+                reader = open_table(table)
             columns = Columns(
                 reader.schema,
                 topic,
@@ -1052,7 +1055,9 @@ class Producer(Front, Generic[K, V]):
             )
             result = await sending.table(columns, reader, rest)
         except (ProducerStateError, IllegalStateError):
-            raise  # nothing can be sent now: a commit that is under way goes on
+            # Nothing can be sent now: a commit that is under way goes on. (Where the iterable or
+            # reader has raised it, `asking` has told the transaction.)
+            raise
         except Exception as error:
             # Whatever the table, a reader or an iterable raises: the rest of the rows is not sent.
             sending.refused(error)

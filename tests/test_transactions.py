@@ -414,6 +414,74 @@ async def test_a_record_is_refused_with_an_error_that_cannot_be_shown(
         await works(cluster, producer)
 
 
+class Raising:
+    """Gives one thing to send, and then raises; the `begin` one raises at once."""
+
+    def __init__(self, error: BaseException, first: Any = b"of the first", *, begin: bool) -> None:
+        self.error = error
+        self.first = [first]
+        self.begin = begin
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.begin:
+            raise self.error
+        return self
+
+    def __next__(self) -> Any:
+        if not self.first:
+            raise self.error
+        return self.first.pop()
+
+
+class RaisingLater(Raising):
+    __iter__ = None  # type: ignore[assignment]
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        if self.begin:
+            raise self.error
+        return self
+
+    async def __anext__(self) -> Any:
+        await asyncio.sleep(0)
+        return self.__next__()
+
+
+@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("how", ["records", "later records", "reader", "later tables"])
+@pytest.mark.parametrize(
+    "error",
+    [IllegalStateError("PENDING"), ProducerClosed("another one"), asyncio.CancelledError("task")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_whatever_an_iterable_raises_no_transaction_is_committed_without_the_rest(
+    cluster: EmbeddedCluster, new: New, version: int, how: str, error: BaseException, begin: bool
+) -> None:
+    """Also what the producer itself raises where nothing can be sent now."""
+    if not isinstance(error, Exception) and how != "records":
+        pytest.skip("may be that this task is cancelled, which fails nothing")
+    if begin and how == "reader":
+        pytest.skip("a reader begins with its schema")
+    table = pa.table({"value": [b"of the first"]})
+    async with new() as producer:
+        await producer.begin_transaction()
+        with pytest.raises(type(error)):
+            if how == "records":
+                await producer.send_many("t", Raising(error, begin=begin))
+            elif how == "later records":
+                await producer.send_many("t", RaisingLater(error, begin=begin))
+            elif how == "reader":
+                batches = Raising(error, table.to_batches()[0], begin=begin)
+                await producer.send_table(
+                    "t", pa.RecordBatchReader.from_batches(table.schema, batches)
+                )
+            else:
+                await producer.send_table("t", RaisingLater(error, table, begin=begin))
+        with pytest.raises(TransactionAborted, match=str(error)):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await works(cluster, producer)
+
+
 async def test_what_is_no_iterable_of_records_is_missed_at_the_end(
     cluster: EmbeddedCluster, new: New, version: int
 ) -> None:
