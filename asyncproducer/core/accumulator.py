@@ -1344,13 +1344,18 @@ class Accumulator:
             self.estimator.reset_after_split(batch.topic, batch.codec.codec_id, ratio)
         # What is this large is not tried again.
         queue.topic.most_bytes = min(queue.topic.most_bytes, batch.size // 2)
-        parts = batch.split(self._batch_size)
-        if self._sequences is not None:
-            self._sequences.split(queue.sequences, batch, parts)
+        places = batch.divided(self._batch_size)
+        parts = [part for _, part in places]
+        # What takes memory, and may find none, comes before the batch is no longer PENDING: it can
+        # be failed until then.
         rest = list(self.incomplete)
         at = rest.index(batch)
         rest[at : at + 1] = parts
-        self.incomplete = OrderedDict.fromkeys(rest)
+        incomplete = OrderedDict.fromkeys(rest)
+        batch.split_into(places)
+        self.incomplete = incomplete
+        if self._sequences is not None:
+            self._sequences.split(queue.sequences, batch, parts)
         self._free(batch)
         self._insert(queue, parts)
         self._touch(queue, now)
@@ -1373,12 +1378,15 @@ class Accumulator:
     def _end(self, batch: ProducerBatch, failure: Failure) -> bool:
         # Before anybody is told: a callback may begin a flush or an abort.
         self.incomplete.pop(batch, None)
-        if self._on_failed is not None and batch.state == PENDING:
-            self._on_failed(batch, failure)
-        if not batch.fail(failure):
-            return False
-        self._free(batch)
-        return True
+        try:
+            if self._on_failed is not None and batch.state == PENDING:
+                self._on_failed(batch, failure)
+        finally:
+            # Whatever that raises: nobody would end it later, and who waits for it would for ever.
+            fresh = batch.fail(failure)
+            if fresh:
+                self._free(batch)
+        return fresh
 
     def _free(self, batch: ProducerBatch) -> None:
         """The one place where a batch's memory is given back; see `give_back`."""

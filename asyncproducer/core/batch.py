@@ -951,6 +951,13 @@ class ProducerBatch(Outcome):
         callbacks move to the parts. A batch that is a part already, or not larger than that,
         halves, in records as well, so that repeated splits end at single records.
         """
+        parts = self.divided(target_size)
+        self.split_into(parts)
+        return [part for _, part in parts]
+
+    def divided(self, target_size: int) -> list[tuple[int, ProducerBatch]]:
+        """What `split` makes of it, before anybody is told: the parts, and the index in this batch
+        of the first record of each."""
         if self.state != PENDING:
             raise IllegalStateError("only a PENDING batch can be split")
         if self.count < 2:
@@ -968,8 +975,7 @@ class ProducerBatch(Outcome):
             raise IllegalStateError("a batch without a codec has no compressed records")
         if BATCH_OVERHEAD + len(data) <= target_size:
             most = (self.count + 1) // 2
-        parts: list[tuple[int, Outcome]] = []
-        batches: list[ProducerBatch] = []
+        parts: list[tuple[int, ProducerBatch]] = []
         batch: ProducerBatch | None = None
         for index, record in enumerate(read_records(data, self.count)):
             timestamp = self.base_timestamp + record.timestamp_delta
@@ -988,11 +994,10 @@ class ProducerBatch(Outcome):
                 loop=self.loop,
             )
             batch.is_split = True
-            batch.order = (*self.order, len(batches))
+            batch.order = (*self.order, len(parts))
             batch.try_append(timestamp, record.key, record.value, record.headers)
-            batches.append(batch)
             parts.append((index, batch))
-        for batch in batches:
+        for _, batch in parts:
             batch.close()
             batch.transactional = self.transactional
             batch.sends = self.sends
@@ -1000,8 +1005,7 @@ class ProducerBatch(Outcome):
             batch.maybe_written = self.maybe_written
             batch.whole_maybe_written = self.maybe_written or self.whole_maybe_written
             batch.is_stored = self.is_stored
-        self.split_into(parts)
-        return batches
+        return parts
 
     def __repr__(self) -> str:
         return (

@@ -15,7 +15,7 @@ it has `call_soon`, no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from asyncproducer.errors import (
@@ -170,7 +170,7 @@ class Outcome:
         self.log_append_time = -1
         self.failure: Failure | None = None
         #: Split: (index of the first record, outcome) of each part, ascending.
-        self.parts: list[tuple[int, Outcome]] | None = None
+        self.parts: Sequence[tuple[int, Outcome]] | None = None
         #: Those who wait now.
         self.waiters: list[Waiter] | None = None
         #: What to call when this is done: each delivery, followed by its function.
@@ -209,7 +209,7 @@ class Outcome:
         self._announce()
         return True
 
-    def split_into(self, parts: list[tuple[int, Outcome]]) -> None:
+    def split_into(self, parts: Sequence[tuple[int, Outcome]]) -> None:
         """The records live on in `parts`; whoever waits here waits there from now on."""
         if self.state != PENDING:
             raise IllegalStateError(f"a batch that is {_STATE_NAMES[self.state]} cannot be SPLIT")

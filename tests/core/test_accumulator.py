@@ -2019,6 +2019,41 @@ def test_a_batch_that_a_failure_has_left_nowhere_has_its_end_and_stops_nobody() 
     assert rig.taken() == 0
 
 
+def test_a_batch_has_its_end_though_who_is_told_of_it_fails() -> None:
+    def on_failed(batch: ProducerBatch, failure: Failure) -> None:
+        raise ValueError("mine")
+
+    rig = Rig(linger=0.0, delivery_timeout=2.0, on_failed=on_failed)
+    lost = rig.append()
+    rig.now += 2.0
+    with pytest.raises(ValueError, match="mine"):
+        rig.accumulator.expire(rig.now)
+    assert isinstance(lost.exception(), DeliveryTimeout)
+    assert rig.taken() == 0
+
+
+def test_a_split_that_finds_no_memory_leaves_the_batch_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full:
+        @staticmethod
+        def fromkeys(_: object) -> None:
+            raise MemoryError
+
+    rig = Rig(linger=0.0, batch_size=1000)
+    sent = [rig.append(bytes(400)) for _ in range(2)]
+    batch = rig.drain_one()
+    rig.accumulator.landed(batch)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "OrderedDict", Full)
+        with pytest.raises(MemoryError):
+            rig.accumulator.split(batch, rig.now)
+    rig.accumulator.fail(batch, Failure(BrokerRejected, "too large"), rig.now)
+    for delivery in sent:
+        assert isinstance(delivery.exception(), BrokerRejected)
+    assert rig.taken() == 0
+
+
 def test_a_split_reads_as_much_as_the_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be more than what is read of a stranger's."""
     compressing = codec("zstd")
