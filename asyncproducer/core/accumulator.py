@@ -1184,11 +1184,25 @@ class Accumulator:
         postponed, self.postponed = self.postponed, []
         for queue in postponed:
             self._touch(queue, now)
+        ready = self.ready
+        #: Node → how often that queue of it was postponed that was most often. Who was last, first.
+        passed: dict[int, int] = {}
         for queue in reversed(postponed):
-            if queue.passed >= _OFTEN_PASSED and queue.ready_at is not None:
+            node = queue.ready_at
+            if node is None:
+                continue
+            passed[node] = max(passed.get(node, 0), queue.passed)
+            if queue.passed >= _OFTEN_PASSED:
                 # Behind those whose turn has just been, it would be postponed again. (Always in
                 # front, as many batches leave in half as many again requests.)
-                self.ready[queue.ready_at].move_to_end(queue, last=False)
+                ready[node].move_to_end(queue, last=False)
+        if len(ready) > 1:
+            # The time is used up by the brokers that are served first: each is that in its turn.
+            first = sorted(passed, key=passed.__getitem__, reverse=True)
+            lines = {node: ready[node] for node in first}
+            for node, line in ready.items():
+                lines.setdefault(node, line)
+            self.ready = lines
         return bool(postponed)
 
     def _postpones(self, batch: ProducerBatch) -> bool:

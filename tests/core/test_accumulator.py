@@ -1814,15 +1814,26 @@ def test_one_turn_compresses_only_so_much_on_the_loop() -> None:
     assert not accumulator.turned(rig.now), "nothing waits any more"
 
 
-def test_what_waits_for_the_next_turn_does_not_do_so_for_ever() -> None:
+@pytest.mark.parametrize(
+    "leaders",
+    [[1, 1, 1, 1], [1, 2], [1, 2, 3, 4], [1, 1, 2, 2], [1] * 9 + [2], [1, *[2] * 9], [3, 2, 1, 2]],
+)
+def test_what_waits_for_the_next_turn_does_not_do_so_for_ever(leaders: list[int]) -> None:
     """Where each turn has time for one batch, each partition has its turn now and then."""
-    rig = Rig([1, 1, 1, 1], codec=codec("lz4"), linger=0.0, quick_bytes=1000)
-    for _ in range(20):
-        for partition in range(4):
+    rig = Rig(leaders, codec=codec("lz4"), linger=0.0, quick_bytes=1000)
+    accumulator = rig.accumulator
+    for _ in range(30):
+        for partition in range(len(leaders)):
             rig.append(bytes(900), partition=partition)
-    drained = Counter(rig.drain_one().partition for _ in range(28))
-    assert drained.total() == 28
-    assert min(drained[partition] for partition in range(4)) >= 4
+    drained: Counter[int] = Counter()
+    turns = 7 * len(leaders)
+    for _ in range(turns):
+        accumulator.turned(rig.now)
+        for node in list(accumulator.ready):
+            while batches := accumulator.drain(node, 10**6, rig.now):
+                drained.update(partitions(batches))
+    assert drained.total() == turns
+    assert min(drained[partition] for partition in range(len(leaders))) >= 4
 
 
 def test_what_waits_for_the_next_turn_can_end_or_move_before() -> None:
