@@ -30,6 +30,7 @@ cdef Py_ssize_t _BYTES_PER_RECORD
 cdef Py_ssize_t _BYTES_PER_ROW
 cdef Py_ssize_t _ROWS_AT_ONCE
 cdef Py_ssize_t _REMEMBERED
+cdef Py_ssize_t _GIVEN_PER_BREATH
 cdef Py_ssize_t _MOST_IN_VAIN
 cdef bytes NO_HEADERS
 
@@ -533,7 +534,7 @@ cdef class Intake:
     cdef object _forget(self)
     cdef object resume(self, Breath breath)
     cdef object resume_soon(self, Breath breath)
-    @cython.locals(ends=double)
+    @cython.locals(ends=double, least=Py_ssize_t)
     cdef object _go_on(self)
     cdef object _run(self, Breath breath)
     cpdef bint again(self) except -1

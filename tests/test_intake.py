@@ -1491,6 +1491,53 @@ async def test_a_turn_takes_in_no_more_from_many_tasks_than_from_one(
     assert sum(in_turn.values()) == tasks * each
 
 
+@pytest.mark.parametrize(("given", "most"), [(1, 5), (40, 1)])
+async def test_who_lets_others_go_first_has_a_turn_however_many_have_waited_for_room(
+    cluster: EmbeddedCluster, new_producer: New, given: int, most: int
+) -> None:
+    """Also where they take all the time of each turn, and more."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    async with new_producer(**{**TINY, "buffer_memory": 100_000}) as producer:
+        await fill(cluster, producer)
+        pool, intake = producer._pool, producer._intake
+        assert intake is not None
+        taken = pool.available
+        assert pool.try_reserve(taken)
+        room = producer.config.batch_size
+        entered = 0
+
+        async def enqueue() -> None:
+            nonlocal entered
+            await producer.enqueue("t", bytes(100))
+            entered += 1
+            loop._set_time(loop.time() + 0.001)
+
+        crowd = [asyncio.create_task(enqueue()) for _ in range(20 * given)]
+        await turns()
+        assert (entered, pool.waiting) == (0, 20 * given)
+        turned: list[int] = []
+        number = 0
+
+        async def breathe() -> None:
+            await intake.breathe()
+            turned.append(number)
+
+        others = [asyncio.create_task(breathe()) for _ in range(5)]
+        while number < 10:
+            number += 1
+            assert taken >= given * room
+            taken -= given * room
+            pool.release(given * room)
+            await turns(1)
+        assert entered >= 9 * given, "there have always been enough of them"
+        assert len(turned) == 5
+        assert max(turned) - min(turned) < most
+        pool.release(taken)
+        cluster.resume(1)
+        await asyncio.gather(*crowd, *others)
+
+
 @pytest.mark.parametrize("cancelled", [0, 1, 4])
 async def test_cancelled_in_the_line_of_those_who_let_others_go_first(
     cluster: EmbeddedCluster, new_producer: New, cancelled: int
