@@ -200,7 +200,8 @@ def to_bytes(topic: str, what: str, data: Any) -> bytes:
         return _copied(data)
     if isinstance(data, str):
         try:
-            return data.encode()
+            # Not what a class of its own makes of it: what is compiled takes it for bytes.
+            return str.encode(data)
         except UnicodeEncodeError as error:
             raise SerializationError(
                 f"the {what} for topic {topic} is not UTF-8: {error}"
@@ -254,7 +255,7 @@ def header_list(headers: Any) -> list[Header]:
 
 def _utf8(text: str, index: int) -> bytes:
     try:
-        return text.encode()
+        return str.encode(text)
     except UnicodeEncodeError as error:
         raise SerializationError(f"header {index} is not UTF-8: {error}") from error
 

@@ -905,6 +905,25 @@ async def test_a_send_that_is_cancelled_in_its_serializer_is_cancelled(new_produ
                 await producer.send("t", "value")
 
 
+async def test_text_of_a_class_with_an_encoding_of_its_own(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """What is compiled would take what that returns for bytes, whatever it is."""
+
+    class Text(str):
+        def encode(self, *_: Any) -> Any:
+            return bytearray(64)
+
+    async with new_producer(linger_ms=5) as producer:
+        await producer.warm_up("t")
+        for key in (b"key", Text("key")):  # into an open batch as well
+            await producer.enqueue("t", Text("value"), key=key, headers={Text("name"): Text("x")})
+        await producer.flush()
+    for record in cluster.records("t"):
+        assert (record.key, record.value) == (b"key", b"value")
+        assert record.headers == (("name", b"x"),)
+
+
 async def test_serializer_that_returns_nonsense(new_producer: New) -> None:
     async with new_producer(value_serializer=lambda value: 5) as producer:
         with pytest.raises(SerializationError, match="the value for topic t is of type int"):

@@ -140,7 +140,7 @@ def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
         return NO_HEADERS
     parts = [_varint(len(headers))]
     for name, value in headers:
-        encoded = name.encode()
+        encoded = str.encode(name)  # of any class
         size = len(encoded)
         parts.append(_VARINTS[size] if size < 4096 else _varint(size))
         parts.append(encoded)
