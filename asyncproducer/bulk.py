@@ -510,7 +510,7 @@ class Sending:
         if error is None:
             return None
         producer._check_usable(SEND)
-        producer._metrics.record_refused(topic)
+        producer._on_refused(topic)
         if alike and self._repeated is not None and self._repeated[1] is error:
             return self._repeated[0]
         fresh = again(error)

@@ -585,7 +585,7 @@ class Producer(Front, Generic[K, V]):
             key_serializer=self._plugins.key_serializer,
             value_serializer=self._plugins.value_serializer,
             check_usable=self._check_sendable,
-            on_refused=self._metrics.record_refused,
+            on_refused=self._on_refused,
             on_lost=self._lost,
             on_metadata_wait=self._metrics.metadata_waited,
         )
@@ -1197,6 +1197,11 @@ class Producer(Front, Generic[K, V]):
         """A record will not be buffered: no transaction is committed without it."""
         if self._transactions is not None:
             self._transactions.refused(error)
+
+    def _on_refused(self, topic: str) -> None:
+        """A record was refused before it was buffered: no step tells the metrics the time."""
+        self._metrics.tick(self._loop_time())
+        self._metrics.record_refused(topic)
 
     # -- news from the cluster --------------------------------------------------------------
 

@@ -1866,6 +1866,39 @@ async def test_metrics_of_all_connections(cluster: EmbeddedCluster, new_producer
         assert any(name.startswith("request_total:node=node--") for name in metrics)
 
 
+async def test_what_is_refused_counts_in_the_time_in_which_it_is_refused(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    """Also where nothing else has happened for long, and then all is refused."""
+    value: Any = object()
+    async with new_producer() as producer:
+        await producer.send("t", b"fine")
+        await asyncio.sleep(1000)
+        for _ in range(60):
+            with pytest.raises(SerializationError):
+                await producer.send("t", value)
+        result = await producer.send_many("t", [value] * 30, raise_on_error=False)
+        assert len(result.failed) == 30
+        assert producer.metrics()["record_error_rate"] == pytest.approx(3.0)
+
+
+async def test_what_is_never_answered_counts_in_the_time_in_which_that_is_known(
+    cluster: EmbeddedCluster, new_producer: New
+) -> None:
+    async with new_producer(
+        enable_idempotence=False,
+        retries=0,
+        request_timeout_ms=100_000,
+        delivery_timeout_ms=200_000,
+    ) as producer:
+        await producer.send("t", b"fine")
+        cluster.pause(1)
+        with pytest.raises(DeliveryError):
+            await producer.send("t", b"not fine")
+        assert producer.metrics()["record_error_rate"] == pytest.approx(1 / 30)
+        cluster.resume(1)
+
+
 async def test_metrics_of_a_full_buffer(cluster: EmbeddedCluster, new_producer: New) -> None:
     """BP-16: who gets no room counts once, whether it waited or not."""
     async with new_producer(

@@ -191,6 +191,7 @@ class Scheduler:
             self._stepping = False
 
     def _give_up_old(self, now: float, *, in_flight: bool) -> None:
+        self._metrics.tick(now)
         try:
             for batch in self._accumulator.expire(now, in_flight):
                 self._metrics.records_failed(batch.topic, batch.count)
@@ -415,6 +416,7 @@ class Scheduler:
         error: BaseException | None,
     ) -> None:
         now = self._time()
+        self._metrics.tick(now)
         node_id = connection.node.node_id
         if adds and self._transactions is not None:
             self._transactions.added(node_id, now)
