@@ -917,8 +917,10 @@ async def test_text_of_a_class_with_an_encoding_of_its_own(
     async with new_producer(linger_ms=5) as producer:
         await producer.warm_up("t")
         for key in (b"key", Text("key")):  # into an open batch as well
-            await producer.enqueue("t", Text("value"), key=key, headers={Text("name"): Text("x")})
+            headers = [(Text("name"), Text("x"))]
+            await producer.enqueue("t", Text("value"), key=key, headers=headers)
         await producer.flush()
+    assert len(cluster.records("t")) == 2
     for record in cluster.records("t"):
         assert (record.key, record.value) == (b"key", b"value")
         assert record.headers == (("name", b"x"),)
