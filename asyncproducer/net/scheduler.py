@@ -185,13 +185,13 @@ class Scheduler:
         """Give up what has waited too long, in flight or not. The step that comes next is for what
         follows from it, and for what is asked of it from inside: callbacks may send."""
         self._stepping = True
+        self._metrics.tick(now)
         try:
             self._give_up_old(now, in_flight=True)
         finally:
             self._stepping = False
 
     def _give_up_old(self, now: float, *, in_flight: bool) -> None:
-        self._metrics.tick(now)
         try:
             for batch in self._accumulator.expire(now, in_flight):
                 self._metrics.records_failed(batch.topic, batch.count)
